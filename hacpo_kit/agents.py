@@ -1,0 +1,378 @@
+"""An agent: one model, its tokenizer, its optimiser and the engine it samples with."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hacpo_kit.config import Config, did_you_mean
+from hacpo_kit.engines import transformers as transformers_engine
+
+if TYPE_CHECKING:
+    from hacpo_kit.problems import Problem
+
+
+class Agent:
+    """A language model that answers, is scored and is updated; `name` is how pools, batches and metrics refer to it.
+
+    `updates` counts optimiser updates since loading; together with the run's seed it fixes every random choice.
+    """
+
+    def __init__(
+        self,
+        model,
+        tokenizer,
+        *,
+        name: str,
+        prompt_format: str = "auto",
+        template: Mapping[str, Any] | None = None,
+        origin: str | None = None,
+    ):
+        """Wraps a causal language model and its tokenizer.
+
+        `prompt_format`: "chat" uses the tokenizer's chat template (with the keywords in `template`, for example
+        enable_thinking=False), "plain" gives the text as it is, "auto" takes chat if there is a template.
+
+        Raises ValueError for a tokenizer without an end token, or "chat" without a template.
+        """
+        if prompt_format not in ("auto", "chat", "plain"):
+            raise ValueError(f"prompt_format={prompt_format!r}: it takes 'auto', 'chat' or 'plain'")
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"the tokenizer of agent {name!r} has no end token; set tokenizer.eos_token first")
+        if prompt_format == "chat" and not tokenizer.chat_template:
+            raise ValueError(f"the tokenizer of agent {name!r} has no chat template; use prompt_format='plain'")
+        self.name, self.model, self.tokenizer, self.origin = name, model.eval(), tokenizer, origin
+        self.chat = prompt_format == "chat" or (prompt_format == "auto" and bool(tokenizer.chat_template))
+        self.template = dict(template or {})
+        self.updates = 0
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.reference = None  # frozen copy of the initial policy, made by the first update with beta > 0
+        self._stored_generation_config = model.generation_config
+        # generate() fills every unset field from the model's stored sampling defaults; a neutral one has none to leak
+        model.generation_config = transformers_engine.neutral_generation_config(self)
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.model.parameters())
+        kind = type(self.model).__name__
+        return (
+            f"Agent({self.name!r}: {kind}, {size:,} parameters, {len(self.tokenizer):,} tokens, {self.updates} updates)"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.model.device
+
+    @property
+    def max_length(self) -> int:
+        """Longest prompt and answer together that the model can read (tokens)."""
+        return getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+
+    @property
+    def end_ids(self) -> set[int]:
+        """Every token that ends an answer: the tokenizer's and those of the stored generation settings (Qwen3 has two)."""
+        stored = getattr(self._stored_generation_config, "eos_token_id", None)
+        return {self.tokenizer.eos_token_id, *(stored if isinstance(stored, list | tuple) else [stored])} - {None}
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills up rows; never read, since masks come from lengths."""
+        return self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
+
+    # ── text and tokens ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def encode_prompt(self, prompt: str | Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of a prompt, text or chat messages, with exactly one BOS if the model uses one.
+
+        Raises ValueError for chat messages without a chat template, and for a prompt of no tokens.
+        """
+        if isinstance(prompt, str) and not self.chat:
+            ids = self._plain(prompt)
+        else:
+            ids = self._from_template(
+                [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            )
+        if not ids:
+            raise ValueError(f"a prompt of agent {self.name!r} has no tokens: {prompt!r}")
+        return tuple(ids)
+
+    def _plain(self, text: str) -> list[int]:
+        ids = self.tokenizer(text, add_special_tokens=True)["input_ids"]
+        if ids and ids[-1] == self.tokenizer.eos_token_id and not text.endswith(self.tokenizer.eos_token):
+            ids = ids[:-1]  # some tokenizers close every text; an answer is still to come
+        return self._one_bos(ids)
+
+    def _from_template(self, messages: list[Mapping[str, str]]) -> list[int]:
+        if not self.tokenizer.chat_template:
+            raise ValueError(
+                f"agent {self.name!r} has no chat template, but the prompt is a list of messages; "
+                "give prompts as text, or set tokenizer.chat_template"
+            )
+        # as text first: apply_chat_template(tokenize=True) returns a list, a mapping or a tensor, by version
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template)
+        return self._one_bos(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _one_bos(self, ids: list[int]) -> list[int]:
+        bos = self.tokenizer.bos_token_id
+        while bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
+            ids = ids[1:]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of an answer as the model wrote it: no clean-up of spaces, control tokens left visible."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def view(self, problem: Problem, text: str, *, ended: bool) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
+        """A foreign answer in this agent's tokens (prompt, response), or the reason why it cannot be used.
+
+        Reasons: "control_token" (the text would become one here), "lossy_reencoding" (the tokens do not give the text
+        back), "empty" (no token to score), "too_long" (prompt and answer do not fit; never cut).
+        """
+        prompt = self.encode_prompt(problem.prompt)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if set(ids) & set(self.tokenizer.all_special_ids):
+            return "control_token"
+        if self.decode(ids) != text:
+            return "lossy_reencoding"
+        ids = [*ids, self.tokenizer.eos_token_id] if ended else ids
+        if not ids:
+            return "empty"
+        return "too_long" if len(prompt) + len(ids) > self.max_length else (prompt, tuple(ids))
+
+    # ── log-probabilities ────────────────────────────────────────────────────────────────────────────────────────
+
+    def logprobs(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        temperature: float = 1.0,
+        model=None,
+    ) -> tuple[Float[Tensor, "rollout token"], Bool[Tensor, "rollout token"]]:
+        """Log-probability of every response token, log-softmax of logits / T in float32 (nats), and the mask of real tokens.
+
+        Differentiable; the one scoring function for sources and learners. `model` defaults to the agent's own.
+        """
+        model = self.model if model is None else model
+        ids, attention, mask = (t.to(self.device) for t in align(prompts, responses, self.pad_id))
+        width = mask.shape[1]
+        positions = (attention.cumsum(-1) - 1).clamp(min=0)
+        logits = model(
+            input_ids=ids,
+            attention_mask=attention,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=width + 1,  # the last prompt token predicts the first response token
+        ).logits[:, :-1]
+        # log π(y_t) = z_y / T − log Σ exp(z / T), in float32 or better
+        logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+        chosen = logits.gather(-1, ids[:, -width:, None]).squeeze(-1)
+        return chosen - logits.logsumexp(-1), mask
+
+    # ── optimiser ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def prepare_update(self, config: Config) -> torch.optim.Optimizer:
+        """The optimiser with this config's settings and the learning rate of the next update (linear warm-up)."""
+        if self.optimizer is None:
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+        # lr(u) = lr · min(1, (u + 1) / warmup)
+        lr = config.lr * min(1.0, (self.updates + 1) / max(1, config.warmup))
+        for group in self.optimizer.param_groups:
+            group.update(
+                lr=lr, betas=(config.beta1, config.beta2), eps=config.adam_eps, weight_decay=config.weight_decay
+            )
+        if config.beta > 0 and self.reference is None:
+            if self.updates:
+                raise ValueError(
+                    f"agent {self.name!r} has made {self.updates} updates without beta; the KL needs its initial policy: "
+                    "set beta from the first update on"
+                )
+            self.reference = copy.deepcopy(self.model).requires_grad_(False)
+        return self.optimizer
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes a plain Hugging Face folder (safetensors, tokenizer, the original generation settings)."""
+        folder = Path(folder)
+        self.model.generation_config, neutral = self._stored_generation_config, self.model.generation_config
+        try:
+            self.model.save_pretrained(folder)
+        finally:
+            self.model.generation_config = neutral
+        self.tokenizer.save_pretrained(folder)
+        return folder
+
+
+def align(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], pad_id: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows with all responses starting in one column: prompts padded left, responses right.
+
+    Returns ids and attention `[rollout, prompt + response]` and the response mask `[rollout, response]`, from lengths.
+    """
+    left, right = max(map(len, prompts)), max(map(len, responses))
+    ids = torch.full((len(prompts), left + right), pad_id, dtype=torch.long)
+    attention = torch.zeros_like(ids)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        start, end = left - len(prompt), left + len(response)
+        ids[row, start:end] = torch.tensor([*prompt, *response])
+        attention[row, start:end] = 1
+    return ids, attention, attention[:, left:].bool()
+
+
+def microbatches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Rows sorted by length, in groups of at most `tokens` padded tokens (a single longer row stands alone).
+
+    >>> list(microbatches([5, 2, 4, 2], tokens=8))
+    [[1, 3], [2], [0]]
+    """
+    group: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[row] > tokens:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def data_folder() -> Path:
+    """Where the built-in agents lie: HACPO_KIT_DATA, or `data/` beside the package."""
+    return Path(os.environ.get("HACPO_KIT_DATA") or Path(__file__).resolve().parent.parent / "data")
+
+
+def built_in_sets() -> dict[str, dict[str, Any]]:
+    """The built-in sets of agents: name → kind and members.
+
+    Raises FileNotFoundError where the package was installed without its data folder.
+    """
+    path = data_folder() / "agents" / "sets.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no built-in agents at {path}; work in a clone, or set HACPO_KIT_DATA to its data folder"
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def load_agents(names: str | Sequence[str | Agent], **options: Any) -> list[Agent]:
+    """Agents of a built-in set ("tiny-model-pair"), or one for each name in a list; `options` as in `load_agent`.
+
+    Agents that would have the same name get #2, #3, … after it. Raises ValueError for an unknown set.
+    """
+    if isinstance(names, str):
+        sets = built_in_sets()
+        if names not in sets:
+            raise ValueError(
+                f"unknown set of agents {names!r}{did_you_mean(names, sets)}; there are {', '.join(sets)}; "
+                "give a list for agents of your own"
+            )
+        names = sets[names]["agents"]
+    agents = [a if isinstance(a, Agent) else load_agent(a, **options) for a in names]
+    if not agents:
+        raise ValueError("no agents given")
+    seen: dict[str, int] = {}
+    for agent in agents:
+        seen[agent.name] = seen.get(agent.name, 0) + 1
+        if seen[agent.name] > 1:
+            agent.name = f"{agent.name}#{seen[agent.name]}"
+    return agents
+
+
+def load_agent(
+    source: str | Path,
+    *,
+    name: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str = "float32",
+    prompt_format: str = "auto",
+    template: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Agent:
+    """One agent from a built-in name, a local folder or a model hub id, in that order; safetensors only.
+
+    `device` defaults to a GPU if there is one. Raises FileNotFoundError for a folder without a model, OSError for a hub
+    id that cannot be had, ValueError for a model that cannot be used.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where, is_local = _locate(source)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
+    try:
+        with _quiet_loading():
+            tokenizer = AutoTokenizer.from_pretrained(where, **options)
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True, **options)
+    except OSError as error:
+        if is_local:
+            raise
+        raise OSError(
+            f"cannot load {source!r}: it is no built-in agent ({', '.join(_built_in_names())}), no local folder, and the "
+            f"model hub gave: {error}"
+        ) from error
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise ValueError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {model.get_input_embeddings().num_embeddings} "
+            "embeddings; call model.resize_token_embeddings and save it first"
+        )
+    if dtype in (torch.bfloat16, torch.float16):
+        warnings.warn(
+            f"{source}: weights in {dtype} lose updates smaller than their rounding; use dtype='float32' to train",
+            stacklevel=2,
+        )
+    return Agent(
+        model.to(device),
+        tokenizer,
+        name=name or Path(str(source)).name,
+        prompt_format=prompt_format,
+        template=template,
+        origin=str(source),
+    )
+
+
+@contextlib.contextmanager
+def _quiet_loading():
+    """Without transformers' bar over the weights, which would be stored in every notebook."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _built_in_names() -> list[str]:
+    return sorted(p.parent.name for p in (data_folder() / "agents").glob("*/config.json"))
+
+
+def _locate(source: str | Path) -> tuple[str, bool]:
+    """The path or hub id to load from, and whether it is local."""
+    built_in = data_folder() / "agents" / str(source)
+    if isinstance(source, str) and source and (built_in / "config.json").exists():
+        return str(built_in), True
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise FileNotFoundError(f"{path} holds no model: config.json is missing")
+        return str(path), True
+    if isinstance(source, Path) or str(source).startswith((".", "/", "~")):
+        raise FileNotFoundError(f"there is no folder {source}")
+    return str(source), False

@@ -1,0 +1,71 @@
+"""The command `hacpo-kit`: run a notebook with parameters, or go on with a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Train several language models on each other's verified answers."""
+    # a kernel started from here has nobody who watches a bar
+    os.environ.setdefault("HACPO_KIT_PROGRESS", "lines")
+
+
+@main.command()
+@click.argument("notebook", default="06_experiment")
+@click.option("-p", "parameters", nargs=2, multiple=True, metavar="NAME VALUE", help="Set a parameter of the notebook.")
+@click.option("--name", default=None, help="Name of the run; default: notebook and parameters.")
+@click.option("--out", default="reports/runs", show_default=True, help="Folder for notebook, HTML and run folder.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def run(notebook: str, parameters: tuple[tuple[str, str], ...], name: str | None, out: str, quiet: bool) -> None:
+    """Run NOTEBOOK (default: 06_experiment) and leave it executed, as HTML, with its run folder.
+
+    The same command goes on where a stopped run ended.
+
+    Example: hacpo-kit run -p method gspo -p steps 20 -p seed 1
+    """
+    from hacpo_kit import experiments
+
+    with _readable_errors():
+        source = experiments.find_notebook(notebook)
+        values = dict(parameters)
+        if "experiment" in source.stem:
+            defaults = experiments.notebook_parameters(source)
+            checked = experiments.check_parameters({**defaults, **values})
+            values = {k: getattr(checked, k) for k in values}
+        name = name or "-".join([source.stem, *(f"{k}={v}" for k, v in values.items() if k != "out")]).replace("/", "+")
+        executed, html = experiments.run_notebook(source, values, name=name, out=out, progress=not quiet)
+    click.echo(f"notebook  {executed}\nreport    {html}")
+    if (executed.with_suffix("") / "run.json").exists():
+        click.echo(f"run       {executed.with_suffix('')}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+@click.option("--steps", type=int, default=None, help="New number of steps; default: the run's own.")
+def resume(folder: str, steps: int | None) -> None:
+    """Go on with the run in FOLDER from its last checkpoint."""
+    from hacpo_kit.training import resume as go_on
+
+    with _readable_errors():
+        result = go_on(folder, steps=steps)
+    click.echo(f"{folder}: {result.state.step} steps done")
+
+
+class _readable_errors:
+    """What the user can mend is one line on stderr and exit status 2; faults of the program keep their traceback."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, _):
+        if isinstance(error, ValueError | FileNotFoundError):
+            click.echo(f"hacpo-kit: {error}", err=True)
+            sys.exit(2)
+        if type(error).__name__ == "PapermillExecutionError":
+            click.echo(f"hacpo-kit: the notebook failed: {error.ename}: {error.evalue}", err=True)
+            sys.exit(1)

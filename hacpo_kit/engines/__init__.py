@@ -1,0 +1,1 @@
+"""How an agent samples: one module an engine, each with `sample(agent, prompts, …)`."""

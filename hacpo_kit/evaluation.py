@@ -1,0 +1,114 @@
+"""Evaluation: avg@k and unbiased best@k of each agent on a problem set."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from hacpo_kit.agents import Agent
+from hacpo_kit.records import Rollout
+from hacpo_kit.rewards import boxed_math, score
+from hacpo_kit.rollouts import sample
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hacpo_kit.problems import Problem
+
+
+def best_at(n: int, correct: int, k: int) -> float:
+    """Unbiased chance that at least one of k answers drawn from n is right, when `correct` of the n are.
+
+    >>> best_at(4, 1, 1), best_at(4, 1, 4), best_at(4, 1, 2)
+    (0.25, 1.0, 0.5)
+    """
+    if not 1 <= k <= n or not 0 <= correct <= n:
+        raise ValueError(f"need 1 ≤ k ≤ n and 0 ≤ correct ≤ n, got n={n}, correct={correct}, k={k}")
+    # 1 − C(n − c, k) / C(n, k)
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results per agent, with the answers they come from."""
+
+    agents: dict[str, dict[str, float]]
+    answers: tuple[Rollout, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row an agent: avg@k, best@k, and the counts behind them."""
+        import pandas as pd
+
+        return pd.DataFrame(self.agents).T.rename_axis("agent")
+
+    def __getitem__(self, agent: str) -> dict[str, float]:
+        return self.agents[agent]
+
+
+def evaluate(
+    agents: Agent | Sequence[Agent],
+    problems: Sequence[Problem],
+    k: int = 1,
+    *,
+    samples: int | None = None,
+    temperature: float | None = None,
+    max_new_tokens: int = 32,
+    reward_function=boxed_math,
+    seed: int = 0,
+    batch_size: int = 512,
+    progress: bool = True,
+) -> Evaluation:
+    """Mean reward over the answers (avg@k) and the unbiased chance that one of k is right (best@k), per agent.
+
+    Every problem gets `samples` answers (default k). Temperature defaults to 0 (greedy) for one sample and 1 for more.
+    Unscorable answers do not count and are reported.
+
+    Raises ValueError for samples < k, or several greedy samples, which would all be the same.
+    """
+    agents = [agents] if isinstance(agents, Agent) else list(agents)
+    samples = k if samples is None else samples
+    temperature = (0.0 if samples == 1 else 1.0) if temperature is None else temperature
+    if not 1 <= k <= samples:
+        raise ValueError(f"k={k}, samples={samples}: need 1 ≤ k ≤ samples")
+    if temperature == 0 and samples > 1:
+        raise ValueError(f"{samples} greedy answers to one problem are all the same; set temperature > 0 or samples=1")
+    results, answers = {}, []
+    gold = {p.id: p.gold for p in problems}
+    total = len(agents) * len(problems) * samples
+    with tqdm(total=total, desc="evaluate", unit="answer", disable=not progress, leave=False) as bar:
+        for agent in agents:
+            # a stream of its own: evaluating never changes what training samples
+            settings = dict(
+                temperature=temperature, max_new_tokens=max_new_tokens, seed=("evaluation", seed), batch_size=batch_size
+            )
+            mine = sample(agent, problems, samples, **settings, bar=bar)
+            verdicts = score([(r.text, gold[r.problem]) for r in mine], fn=reward_function)
+            results[agent.name] = _summary(mine, verdicts, k, samples)
+            answers += [r.scored(v.reward, v.status) for r, v in zip(mine, verdicts, strict=True)]
+    return Evaluation(results, tuple(answers))
+
+
+def _summary(rollouts: list[Rollout], verdicts: list, k: int, samples: int) -> dict[str, float]:
+    by_problem: dict[str, list[float]] = {}
+    for r, v in zip(rollouts, verdicts, strict=True):
+        if v.reward is not None:
+            by_problem.setdefault(r.problem, []).append(v.reward)
+    rewards = [x for values in by_problem.values() for x in values]
+    # a reward of its full value counts as right; graded rewards below 1 do not
+    chances = [best_at(len(v), sum(x >= 1 for x in v), k) for v in by_problem.values() if len(v) >= k]
+    return {
+        f"avg@{samples}": float(np.mean(rewards)) if rewards else float("nan"),
+        **({f"best@{k}": float(np.mean(chances)) if chances else float("nan")} if k > 1 else {}),
+        "problems": len({r.problem for r in rollouts}),
+        "answers": len(rollouts),
+        "correct": sum(x >= 1 for x in rewards),
+        "unscorable": len(rollouts) - len(rewards),
+        "cut": sum(not r.ended for r in rollouts),
+        **{f"status_{s}": c for s, c in sorted(Counter(v.status for v in verdicts).items())},
+    }

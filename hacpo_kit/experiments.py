@@ -1,0 +1,203 @@
+"""Experiments: a notebook run by papermill with checked parameters, which leaves notebook, HTML and run folder."""
+
+from __future__ import annotations
+
+import re
+import time
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hacpo_kit.agents import load_agents
+from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
+from hacpo_kit.problems import load_problems
+from hacpo_kit.training import Run, train
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The parameters of `06_experiment.ipynb`; None means: as the method has it."""
+
+    method: str = "hacpo"  # one of config.METHODS
+    agents: str = "tiny-model-pair"  # a built-in set, or agents (names, folders, hub ids) separated by commas
+    problems: str = "arithmetic"  # "arithmetic", or a file with columns prompt and gold
+    test: str = "arithmetic"  # the same, for evaluation
+    test_size: int = 200  # problems in an evaluation
+    steps: int = 12
+    prompts_per_step: int = 32
+    n: int = 8  # rollouts per agent and problem
+    alpha: float | None = None
+    delta: float | None = None
+    delta_step: float | None = None
+    window: int = 5
+    lr: float = 2e-4
+    minibatch: int = 128  # rollouts in one optimiser update
+    max_new_tokens: int = 32
+    seed: int = 0
+    eval_every: int = 4
+    eval_k: int = 1
+    save_every: int = 5
+    out: str = "reports/runs/experiment"  # the run folder
+
+    def config(self) -> Config:
+        """The training settings of this experiment."""
+        given = {f.name for f in fields(self)} & set(Config.__dataclass_fields__) - {"method"}
+        settings = {name: getattr(self, name) for name in given if getattr(self, name) is not None}
+        return Config.preset(self.method, **settings)
+
+    def run(self, **options: Any) -> Run:
+        """Trains, or goes on where the run folder stands; `options` as in `train`."""
+        config = self.config()  # bad settings are refused before anything is loaded
+        names = [a.strip() for a in self.agents.split(",")]
+        agents = load_agents(names[0] if len(names) == 1 and _is_set(names[0]) else names)
+        problems = load_problems(self.problems, split="train") if self.problems == "arithmetic" else load_problems(self.problems)
+        if self.test == "arithmetic":
+            test = load_problems(self.test, split="test", size=self.test_size)
+        else:
+            test = load_problems(self.test, limit=self.test_size)
+        intervals = {k: getattr(self, k) for k in ("eval_every", "eval_k", "save_every")}
+        return train(agents, problems, config, self.steps, test=test, out=self.out, **intervals, **options)
+
+
+def _is_set(name: str) -> bool:
+    from hacpo_kit.agents import built_in_sets
+
+    return name in built_in_sets()
+
+
+def check_parameters(values: Mapping[str, Any]) -> Experiment:
+    """The experiment that a notebook's variables describe, after papermill has put its own among them.
+
+    Text such as "true" or "1e-6" becomes what the parameter takes. Raises ValueError for a wrong type and for a
+    variable that is no parameter: papermill itself lets a misspelt one pass.
+    """
+    kinds = typing.get_type_hints(Experiment)
+    given = {k: v for k, v in values.items() if not k.startswith("_") and _is_plain(v) and k not in _IPYTHON}
+    for name in given:
+        if name not in kinds:
+            raise ValueError(f"unknown parameter {name!r}{did_you_mean(name, kinds)}; there are {', '.join(kinds)}")
+    checked = {name: _coerce_optional(name, value, kinds[name]) for name, value in given.items()}
+    experiment = Experiment(**checked)
+    if experiment.method not in METHODS:
+        raise ValueError(
+            f"unknown method {experiment.method!r}{did_you_mean(experiment.method, METHODS)}; there are {', '.join(METHODS)}"
+        )
+    for name in ("steps", "test_size", "eval_every", "eval_k", "save_every"):
+        if getattr(experiment, name) < 1:
+            raise ValueError(f"{name}={getattr(experiment, name)}: it must be at least 1")
+    experiment.config()
+    return experiment
+
+
+_IPYTHON = {"In", "Out"}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
+
+
+def _coerce_optional(name: str, value: Any, kind: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "")):
+            return None
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return coerce(name, value, kind)
+
+
+def run_notebook(
+    notebook: str | Path,
+    parameters: Mapping[str, Any],
+    *,
+    name: str,
+    out: str | Path = "reports/runs",
+    progress: bool = True,
+) -> tuple[Path, Path]:
+    """Runs a notebook with papermill and leaves `out/name.ipynb`, `out/name.html` and, if it trains, the folder `out/name`.
+
+    Names and types are checked first. Raises FileNotFoundError, ValueError (no `parameters` cell, bad name or type) or
+    papermill's error; the executed notebook then shows where.
+    """
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    source = find_notebook(notebook)
+    known = notebook_parameters(source)
+    for key in parameters:
+        if key not in known:
+            raise ValueError(f"{source.name} has no parameter {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}")
+    if not re.fullmatch(r"[\w][\w.+=-]*", name):
+        raise ValueError(f"name {name!r}: use letters, digits and . _ - + = only, since it becomes a file name")
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    parameters = dict(parameters)
+    if "out" in known:
+        parameters.setdefault("out", str((out / name).resolve()))
+    executed, html = out / f"{name}.ipynb", out / f"{name}.html"
+    try:
+        _execute(papermill, source, executed, parameters, progress)
+    except PapermillExecutionError:
+        write_html(executed, html)
+        raise
+    write_html(executed, html)
+    return executed, html
+
+
+def _execute(papermill, source: Path, executed: Path, parameters: dict, progress: bool, tries: int = 3) -> None:
+    """Kernels choose their ports before they bind them; when two runs choose the same one, the second tries again."""
+    for attempt in range(tries):
+        try:
+            papermill.execute_notebook(
+                str(source), str(executed), parameters=parameters, progress_bar=progress, kernel_name="python3",
+                autosave_cell_every=10,
+            )  # fmt: skip
+            return
+        except Exception as error:
+            clash = "already in use" in str(error) or "Kernel died before replying" in str(error)
+            if not clash or attempt == tries - 1:
+                raise
+            time.sleep(1 + attempt)
+
+
+def notebook_parameters(notebook: Path) -> dict[str, Any]:
+    """Names and default values of a notebook's parameters; raises ValueError without a cell tagged `parameters`."""
+    import ast
+
+    import nbformat
+
+    cells = nbformat.read(notebook, as_version=4).cells
+    tagged = [c for c in cells if "parameters" in c.metadata.get("tags", [])]
+    if not tagged:
+        raise ValueError(f"{notebook} has no cell tagged 'parameters', so nothing can be set")
+    out = {}
+    for node in ast.parse(tagged[0].source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            out[node.targets[0].id] = ast.literal_eval(node.value)
+    return out
+
+
+def find_notebook(notebook: str | Path) -> Path:
+    """A path, or the beginning of a name in `notebooks/` ("06" or "06_experiment"); raises FileNotFoundError."""
+    path = Path(notebook)
+    if path.is_file():
+        return path
+    found = sorted(NOTEBOOKS.glob(f"{path.name.removesuffix('.ipynb')}*.ipynb")) if path.name == str(notebook) else []
+    if len(found) != 1:
+        names = ", ".join(p.stem for p in sorted(NOTEBOOKS.glob("*.ipynb")))
+        raise FileNotFoundError(f"no notebook {notebook!s}; there are {names or 'none'} in {NOTEBOOKS.name}/")
+    return found[0]
+
+
+def write_html(notebook: Path, html: Path) -> None:
+    """An HTML copy that stands alone: pictures inside, nothing loaded from elsewhere."""
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="")
+    body, _ = exporter.from_filename(str(notebook))
+    temporary = html.with_name(f".{html.name}.tmp")
+    temporary.write_text(body, encoding="utf-8")
+    temporary.replace(html)

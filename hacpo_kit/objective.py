@@ -1,0 +1,140 @@
+"""Stage 4a, the objective: importance ratio, clip band, loss (eqs. 11-14 and 47-53). Pure tensors in, tensors out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hacpo_kit.config import Config
+
+
+class LossOutput(NamedTuple):
+    """What a loss function returns; `loss` is the negative mean of `objective`."""
+
+    loss: Float[Tensor, ""]
+    objective: Float[Tensor, rollout]
+    ratio: Float[Tensor, rollout]
+    clipped: Bool[Tensor, rollout]  # the clip is active: this rollout gives no gradient (token level: some token)
+
+
+def sequence_ratio(
+    logp: Float[Tensor, "rollout token"],
+    mask: Bool[Tensor, "rollout token"],
+    source_mean_logp: Float[Tensor, rollout],
+) -> Float[Tensor, rollout]:
+    """Length-normalised importance ratio of learner to source (eq. 11); each side counts its own tokens.
+
+    Raises ValueError if a rollout has no token or the shapes disagree.
+
+    >>> sequence_ratio(torch.tensor([[-0.2, -0.4, 9.9]]), torch.tensor([[True, True, False]]), torch.tensor([-0.3]))
+    tensor([1.])
+    """
+    # s = exp(mean_t log π_k(y_t) − mean_t log π_j,old(y_t))
+    return (_token_mean(logp, mask) - _rows(source_mean_logp, logp, "source_mean_logp")).exp()
+
+
+def clip_band(updates_made: int, delta: float, delta_step: float) -> tuple[float, float]:
+    """Bounds of the importance ratio inside which a foreign rollout still teaches (eqs. 13-14).
+
+    >>> clip_band(0, delta=0.2, delta_step=0.025), clip_band(8, delta=0.2, delta_step=0.025)
+    ((0.8, 1.0), (1.0, 1.0))
+    """
+    # lower(m) = min(1, 1 − δ + m·δ_step)
+    return min(1.0, 1.0 - delta + updates_made * delta_step), 1.0
+
+
+def hacpo_loss(
+    logp: Float[Tensor, "rollout token"],
+    mask: Bool[Tensor, "rollout token"],
+    source_mean_logp: Float[Tensor, rollout],
+    advantages: Float[Tensor, rollout],
+    weights: Float[Tensor, rollout],
+    own: Bool[Tensor, rollout],
+    updates_made: int,
+    config: Config,
+) -> LossOutput:
+    """Loss of one mini-batch of own and foreign rollouts (eqs. 12-14 and 47-53).
+
+    `weights` is ω(source, learner), 1 for own rollouts; `updates_made` counts the learner's updates inside this step.
+    On policy the loss value is about zero while its gradient is not: read the gradient norm, not the loss.
+
+    Raises ValueError for shapes that disagree or a rollout without a token.
+    """
+    advantages, weights = _rows(advantages, logp, "advantages"), _rows(weights, logp, "weights")
+    own = _rows(own, logp, "own")
+    s = sequence_ratio(logp, mask, source_mean_logp)
+
+    # own: min(s·A, clip(s, 1 − ε_low, 1 + ε_high)·A)
+    low, high = 1 - config.eps_low, 1 + config.eps_high
+    own_objective = torch.minimum(s * advantages, s.clamp(low, high) * advantages)
+    own_clipped = ((s > high) & (advantages > 0)) | ((s < low) & (advantages < 0))
+    if config.foreign == "gspo":  # naive sharing: every rollout is treated as if it were own
+        own_objective = own_objective * weights
+        return LossOutput(-own_objective.mean(), own_objective, s, own_clipped)
+
+    # foreign: c·sg[c]^α·ω(j,k)·A with c = clip(s, lower(m), 1): no min, so outside the band both signs of A stop
+    lower, upper = clip_band(updates_made, config.delta, config.delta_step)
+    c = s.clamp(lower, upper)
+    foreign_objective = c * c.detach() ** config.alpha * weights * advantages
+    foreign_clipped = (s < lower) | (s > upper)
+
+    objective = torch.where(own, own_objective, foreign_objective)
+    return LossOutput(-objective.mean(), objective, s, torch.where(own, own_clipped, foreign_clipped))
+
+
+def grpo_loss(
+    logp: Float[Tensor, "rollout token"],
+    old_logp: Float[Tensor, "rollout token"],
+    mask: Bool[Tensor, "rollout token"],
+    advantages: Float[Tensor, rollout],
+    config: Config,
+) -> LossOutput:
+    """Token-level clipped loss of GRPO: mean over the tokens of a rollout, then over rollouts (own rollouts only).
+
+    `ratio` is the rollout's geometric mean of token ratios, `clipped` says that at least one of its tokens is clipped.
+
+    Raises ValueError for shapes that disagree or a rollout without a token.
+    """
+    if old_logp.shape != logp.shape:
+        raise ValueError(f"old_logp has shape {tuple(old_logp.shape)}, logp {tuple(logp.shape)}")
+    a = _rows(advantages, logp, "advantages")[:, None]
+    log_ratio = torch.where(mask, logp - old_logp, 0.0)
+    r = log_ratio.exp()
+    # min(r_t·A, clip(r_t, 1 − ε_low, 1 + ε_high)·A), averaged over t
+    low, high = 1 - config.eps_low, 1 + config.eps_high
+    objective = _token_mean(torch.minimum(r * a, r.clamp(low, high) * a), mask)
+    clipped = (((r > high) & (a > 0)) | ((r < low) & (a < 0))) & mask
+    return LossOutput(-objective.mean(), objective, _token_mean(log_ratio, mask).exp(), clipped.any(-1))
+
+
+def kl_to_reference(
+    logp: Float[Tensor, "rollout token"],
+    reference_logp: Float[Tensor, "rollout token"],
+    mask: Bool[Tensor, "rollout token"],
+) -> Float[Tensor, rollout]:
+    """Mean over tokens of the low-variance estimate of KL(learner ‖ reference); never negative."""
+    # e^d − d − 1 with d = log π_ref − log π_k
+    d = torch.where(mask, reference_logp - logp, 0.0)
+    return _token_mean(d.exp() - d - 1, mask)
+
+
+def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the tokens of each rollout; what stands under padding, NaN included, neither counts nor gets gradient."""
+    if values.ndim != 2 or values.shape != mask.shape:
+        raise ValueError(
+            f"need logp and mask of one shape [rollout, token], got {tuple(values.shape)}, {tuple(mask.shape)}"
+        )
+    lengths = mask.sum(-1)
+    if (lengths == 0).any():
+        raise ValueError(f"rollouts {(lengths == 0).nonzero().flatten().tolist()} have no tokens to score")
+    return torch.where(mask, values, 0.0).sum(-1) / lengths
+
+
+def _rows(values: Tensor, logp: Tensor, name: str) -> Tensor:
+    """Refuses what would broadcast [rollout] against [rollout, token] without a word."""
+    if values.shape != logp.shape[:1]:
+        raise ValueError(f"{name} has shape {tuple(values.shape)}, need one value a rollout: ({logp.shape[0]},)")
+    return values

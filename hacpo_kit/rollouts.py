@@ -1,0 +1,174 @@
+"""Stage 1, rollout: every agent answers every problem n times, and its answers are scored once by the trainer's own code."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from hacpo_kit.agents import Agent, microbatches
+from hacpo_kit.engines import transformers as transformers_engine
+from hacpo_kit.records import Pool, Rollout, derive_seed
+
+if TYPE_CHECKING:
+    from hacpo_kit.problems import Problem
+
+
+def rollout(
+    agents: Agent | Sequence[Agent],
+    problems: Sequence[Problem],
+    n: int = 8,
+    *,
+    temperature: float = 1.0,
+    max_new_tokens: int = 32,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    batch_size: int = 256,
+    scoring_tokens: int = 32768,
+    progress: bool = True,
+    timings: dict[str, float] | None = None,
+) -> Pool:
+    """Samples n answers per agent and problem and scores them: text, tokens, log-probabilities (nats), all in one pool.
+
+    The same weights, problems and seed give the same answers. `batch_size` rollouts are sampled at once.
+
+    Raises ValueError for T = 0, top_p < 1 or top_k > 0 (the scorer knows no cut distribution), duplicate agent names or
+    problem ids, and prompts that do not fit. Warns if answers were cut at the length limit.
+    """
+    agents = [agents] if isinstance(agents, Agent) else list(agents)
+    problems = list(problems)
+    _check(agents, problems, n, temperature, top_p, top_k)
+    rollouts: list[Rollout] = []
+    with tqdm(total=len(agents) * len(problems) * n, desc="rollout", unit="rollout", disable=not progress) as bar:
+        for agent in agents:
+            with timed(timings, "seconds_rollout"):
+                mine = _answers(agent, problems, n, temperature, max_new_tokens, seed, batch_size, bar)
+            with timed(timings, "seconds_scoring"):
+                rollouts += score(agent, mine, temperature=temperature, tokens=scoring_tokens)
+            _warn_if_cut(agent, mine, max_new_tokens)
+    return Pool(tuple(rollouts), tuple(problems), tuple(a.name for a in agents), n, temperature)
+
+
+def sample(
+    agent: Agent,
+    problems: Sequence[Problem],
+    n: int,
+    *,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int = 0,
+    batch_size: int = 256,
+    bar: tqdm | None = None,
+) -> list[Rollout]:
+    """n unscored answers to each problem (their log-probs are NaN); temperature 0 is greedy."""
+    return _answers(agent, list(problems), n, temperature, max_new_tokens, seed, batch_size, bar)
+
+
+def _answers(agent, problems, n, temperature, max_new_tokens, seed, batch_size, bar) -> list[Rollout]:
+    prompts = [agent.encode_prompt(p.prompt) for p in problems]
+    for problem, prompt in zip(problems, prompts, strict=True):
+        if len(prompt) + max_new_tokens > agent.max_length:
+            raise ValueError(
+                f"problem {problem.id!r}: {len(prompt)} prompt tokens and max_new_tokens={max_new_tokens} exceed the "
+                f"{agent.max_length} positions of agent {agent.name!r}; shorten one of them"
+            )
+    rows = [(i, k) for i in range(len(problems)) for k in range(n)]
+    out: list[Rollout] = []
+    for start in range(0, len(rows), batch_size):
+        chunk = rows[start : start + batch_size]
+        answers = transformers_engine.sample(
+            agent,
+            [prompts[i] for i, _ in chunk],
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
+        )
+        for (i, k), (ids, ended) in zip(chunk, answers, strict=True):
+            out.append(_record(agent, problems[i].id, k, prompts[i], ids, ended))
+        if bar is not None:
+            bar.update(len(chunk))
+    return out
+
+
+def _record(
+    agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], ids: tuple[int, ...], ended: bool
+) -> Rollout:
+    body = ids[:-1] if ended else ids
+    text = agent.decode(body)
+    hazard = ""
+    if "�" in text:
+        hazard = "lossy_text"  # bytes that are no character: the text is not what was sampled
+    elif set(body) & set(agent.tokenizer.all_special_ids):
+        hazard = "control_token"
+    unscored = np.full(len(ids), np.nan, dtype=np.float32)
+    return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, hazard)
+
+
+def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, tokens: int = 32768) -> list[Rollout]:
+    """The agent's own log-probability of each of its tokens, by the function that later scores the learners.
+
+    Raises FloatingPointError, naming the rollouts, if one is not finite.
+    """
+    from dataclasses import replace
+
+    logps: list[np.ndarray | None] = [None] * len(rollouts)
+    lengths = [len(r.prompt_ids) + len(r.token_ids) for r in rollouts]
+    for rows in microbatches(lengths, tokens):
+        prompts, responses = [rollouts[i].prompt_ids for i in rows], [rollouts[i].token_ids for i in rows]
+        with torch.no_grad():
+            values, _ = agent.logprobs(prompts, responses, temperature=temperature)
+        for i, row, response in zip(rows, values.cpu().numpy(), responses, strict=True):
+            logps[i] = row[: len(response)].copy()
+    scored = [replace(r, logps=v) for r, v in zip(rollouts, logps, strict=True)]
+    bad = [f"{r.problem}/{r.sample}" for r in scored if not np.isfinite(r.logps).all()]
+    if bad:
+        raise FloatingPointError(f"agent {agent.name!r}: log-probabilities of rollouts {bad[:8]} are not finite")
+    return scored
+
+
+def _check(agents, problems, n, temperature, top_p, top_k) -> None:
+    if not agents or not problems or n < 1:
+        raise ValueError(f"need agents, problems and n ≥ 1; got {len(agents)}, {len(problems)} and n={n}")
+    if temperature <= 0:
+        raise ValueError(
+            f"temperature={temperature}: training needs T > 0; for greedy answers use evaluate(temperature=0)"
+        )
+    if top_p < 1 or top_k:
+        raise ValueError(
+            f"top_p={top_p}, top_k={top_k}: the scorer computes probabilities of the whole distribution, so the importance "
+            "ratio would be wrong; use top_p=1, top_k=0"
+        )
+    for what, names in (("agents", [a.name for a in agents]), ("problems", [p.id for p in problems])):
+        twice = sorted({x for x in names if names.count(x) > 1}) if len(set(names)) < len(names) else []
+        if twice:
+            raise ValueError(f"{what} with the same name: {', '.join(map(repr, twice))}")
+
+
+def _warn_if_cut(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int) -> None:
+    share = sum(not r.ended for r in rollouts) / len(rollouts)
+    if share > 0.25:
+        warnings.warn(
+            f"{share:.0%} of agent {agent.name!r}'s answers were cut at {max_new_tokens} tokens and can hardly earn a reward; "
+            "raise max_new_tokens",
+            stacklevel=3,
+        )
+
+
+class timed:
+    """Adds the time of a block to timings[name]."""
+
+    def __init__(self, timings: dict[str, float] | None, name: str):
+        self.timings, self.name = timings, name
+
+    def __enter__(self):
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_):
+        if self.timings is not None:
+            self.timings[self.name] = self.timings.get(self.name, 0.0) + time.perf_counter() - self.start

@@ -1,0 +1,213 @@
+"""Checkpoints and run folders: safetensors and JSON only, written under a temporary name and renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from hacpo_kit.advantages import Capability
+from hacpo_kit.agents import Agent
+
+KEEP = 2  # checkpoints kept: the last, and the one before it should the last be damaged
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands; what is not in here or in the agents does not influence how it goes on."""
+
+    step: int = 0
+    capability: Capability = field(default_factory=Capability)
+    position: int = 0  # problems drawn so far from the endless stream
+    rollouts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON so that a reader finds the old file or the new one, never half of one."""
+    _write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Appends JSON lines; a line cut by a stop is dropped again by `truncate_lines`."""
+    with path.open("a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete JSON lines of a file; a last line without a line end was cut by a stop and does not count."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().decode("utf-8", "replace").split("\n")[:-1] if line]
+
+
+def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drops what a stopped run wrote after its last checkpoint; those steps are made again."""
+    rows = [row for row in read_lines(path) if row["step"] <= step]
+    if path.exists():
+        _write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return rows
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide over a run's result."""
+    out = {"python": platform.python_version()}
+    for package in ("hacpo_kit", "torch", "transformers", "tokenizers", "safetensors", "math-verify", "sympy", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            out[package] = importlib.metadata.version(package)
+    return out
+
+
+def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
+    """Writes one checkpoint: every agent as a Hugging Face folder, optimisers, random states, capability, position.
+
+    The checkpoint appears under its name only when it is complete. Raises OSError if it cannot be written.
+    """
+    folder = Path(folder)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        for agent in agents:
+            agent.save(temporary / agent.name)
+            if agent.reference is not None:
+                agent.reference.save_pretrained(temporary / f"{agent.name}.reference")
+            save_file(_optimizer_tensors(agent), temporary / f"{agent.name}.optimizer.safetensors")
+        save_file(_random_tensors(), temporary / "random.safetensors")
+        python = random.getstate()
+        write_json(
+            temporary / "state.json",
+            {
+                **{k: getattr(state, k) for k in ("step", "position", "rollouts", "tokens", "seconds")},
+                "capability": state.capability.to_dict(),
+                "agents": [_describe(agent) for agent in agents],
+                "random": [python[0], list(python[1]), python[2]],
+            },
+        )
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.replace(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return folder
+
+
+def restore(folder: str | Path, agents: Sequence[Agent]) -> State:
+    """Puts agents and random generators back to a checkpoint and returns where the run stood.
+
+    Raises FileNotFoundError for a folder that is no checkpoint, ValueError if it holds other agents.
+    """
+    folder = Path(folder)
+    if not (folder / "state.json").exists():
+        raise FileNotFoundError(f"{folder} is no checkpoint: state.json is missing")
+    stored = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    names = [a["name"] for a in stored["agents"]]
+    if names != [a.name for a in agents]:
+        raise ValueError(f"checkpoint {folder} holds agents {names}, not {[a.name for a in agents]}")
+    for agent, entry in zip(agents, stored["agents"], strict=True):
+        _restore_agent(agent, folder, entry["updates"])
+    tensors = load_file(folder / "random.safetensors")
+    torch.set_rng_state(tensors["torch"])
+    keys = tensors["numpy_keys"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, *(int(x) for x in tensors["numpy_rest"][:2]), float(tensors["numpy_gauss"])))  # noqa: NPY002
+    version, internal, gauss = stored["random"]
+    random.setstate((version, tuple(internal), gauss))
+    scalars = {k: stored[k] for k in ("step", "position", "rollouts", "tokens", "seconds")}
+    return State(capability=_capability(stored["capability"]), **scalars)
+
+
+def _capability(stored: Mapping[str, Any]) -> Capability:
+    return Capability(stored["window"], {name: tuple(past) for name, past in stored["history"].items()})
+
+
+def _describe(agent: Agent) -> dict[str, Any]:
+    return {
+        "name": agent.name, "origin": agent.origin, "updates": agent.updates,
+        "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
+        "dtype": str(agent.model.dtype).removeprefix("torch."),
+    }  # fmt: skip
+
+
+def _restore_agent(agent: Agent, folder: Path, updates: int) -> None:
+    _load_weights(agent.model, folder / agent.name)
+    agent.updates = updates
+    agent.reference = None
+    if (folder / f"{agent.name}.reference").exists():
+        agent.reference = (
+            type(agent.model)(agent.model.config).to(agent.device, agent.model.dtype).requires_grad_(False)
+        )
+        _load_weights(agent.reference.eval(), folder / f"{agent.name}.reference")
+    tensors = load_file(folder / f"{agent.name}.optimizer.safetensors")
+    agent.optimizer = None
+    if tensors:
+        agent.optimizer = torch.optim.AdamW(agent.model.parameters())
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for key, tensor in tensors.items():
+            index, name = key.split(".")
+            state.setdefault(int(index), {})[name] = tensor
+        # the settings of the groups come from the config, before every update
+        agent.optimizer.load_state_dict({"state": state, "param_groups": agent.optimizer.state_dict()["param_groups"]})
+
+
+def _load_weights(model, folder: Path) -> None:
+    """Through from_pretrained, which knows shards and tied weights; in place, so that nothing loses its model."""
+    loaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+    model.load_state_dict(loaded.state_dict())
+
+
+def _optimizer_tensors(agent: Agent) -> dict[str, torch.Tensor]:
+    if agent.optimizer is None:
+        return {}
+    state = agent.optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": t.detach().cpu().contiguous() for index, slots in state.items() for name, t in slots.items()
+    }
+
+
+def _random_tensors() -> dict[str, torch.Tensor]:
+    _, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy_keys": torch.from_numpy(keys.astype(np.int64)),
+        "numpy_rest": torch.tensor([position, has_gauss]),
+        "numpy_gauss": torch.tensor(gauss, dtype=torch.float64),
+    }
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted((Path(run) / "checkpoints").glob("step-*"))
+
+
+def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
+    """Saves the run's state as its newest checkpoint and removes the oldest ones beyond `KEEP`."""
+    folder = save(Path(run) / "checkpoints" / f"step-{state.step:06d}", agents, state)
+    for old in checkpoints(run)[:-KEEP]:
+        shutil.rmtree(old)
+    for left in (Path(run) / "checkpoints").glob(".step-*.tmp"):
+        shutil.rmtree(left)  # half a checkpoint of a killed run
+    return folder

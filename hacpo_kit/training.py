@@ -1,0 +1,400 @@
+"""The loop around the four verbs: step, train, resume."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from hacpo_kit.advantages import Capability, advantage
+from hacpo_kit.agents import Agent, load_agent
+from hacpo_kit.config import Config
+from hacpo_kit.evaluation import evaluate
+from hacpo_kit.problems import Problems, load_problems
+from hacpo_kit.records import Batch, Pool, StepStats
+from hacpo_kit.rewards import boxed_math, reward
+from hacpo_kit.rollouts import rollout, timed
+from hacpo_kit.saving import (
+    State,
+    append_lines,
+    checkpoints,
+    restore,
+    save_checkpoint,
+    truncate_lines,
+    versions,
+    write_json,
+)  # fmt: skip
+from hacpo_kit.updates import update
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hacpo_kit.problems import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """All that one step produced."""
+
+    pool: Pool
+    capability: Capability
+    batches: Mapping[str, Batch]
+    stats: Mapping[str, StepStats]
+    metrics: dict[str, Any]  # names as in `records.METRICS`
+
+
+def step(
+    agents: Sequence[Agent],
+    problems: Sequence[Problem],
+    capability: Capability,
+    config: Config,
+    *,
+    reward_function: Callable = boxed_math,
+    progress: bool = False,
+) -> StepResult:
+    """One step for all agents: ① rollout → ② reward → ③ advantage → ④ update.
+
+    Every learner's batch is built before any model changes, so the order of the agents does not matter.
+    """
+    timings: dict[str, float] = {}
+    pool = rollout(
+        agents,
+        problems,
+        config.rollouts_per_prompt,
+        temperature=config.temperature,
+        max_new_tokens=config.max_new_tokens,
+        seed=config.seed,
+        progress=progress,
+        timings=timings,
+    )
+    with timed(timings, "seconds_reward"):
+        pool = reward(pool, reward_function)
+    capability = capability.observe(pool)
+    with timed(timings, "seconds_advantage"):
+        batches = {agent.name: advantage(pool, agent, capability, config) for agent in agents}
+    with timed(timings, "seconds_update"):
+        stats = {agent.name: update(agent, batches[agent.name], config) for agent in agents}
+    names = [agent.name for agent in agents]
+    metrics = {
+        **timings,
+        "omega": {f"{a}/{b}": capability.ratio(a, b) for a in names for b in names if a != b},
+        "agents": {n: {"capability": capability[n], **pool.metrics(n), **stats[n].metrics()} for n in names},
+    }
+    return StepResult(pool, capability, batches, stats, metrics)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What `train` returns: the agents are trained in place, the history is one entry a step (step 0: before training)."""
+
+    agents: Sequence[Agent]
+    config: Config
+    history: tuple[dict[str, Any], ...]
+    state: State
+    folder: Path | None
+    stopped: bool  # ended before its last step, by Ctrl-C or a callback
+    last: StepResult | None
+
+    @property
+    def capability(self) -> Capability:
+        """Capability after the last step."""
+        return self.state.capability
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a step and agent, with the metrics as columns."""
+        return history_frame(self.history)
+
+
+def history_frame(history: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Metric lines as a table: one row a step and agent."""
+    import pandas as pd
+
+    shared = [{k: v for k, v in line.items() if k not in ("agents", "omega")} for line in history]
+    rows = [
+        {**common, "agent": name, **values}
+        for common, line in zip(shared, history, strict=True)
+        for name, values in line["agents"].items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def train(
+    agents: Sequence[Agent],
+    problems: Problems,
+    config: Config,
+    steps: int,
+    *,
+    out: str | Path | None = None,
+    test: Sequence[Problem] | None = None,
+    eval_every: int = 4,
+    eval_k: int = 1,
+    save_every: int = 5,
+    samples: int = 4,
+    reward_function: Callable = boxed_math,
+    callbacks: Sequence[Callable[[StepResult], Any]] = (),
+    progress: str = "auto",
+) -> Run:
+    """Trains the agents in place for `steps` steps; with `out`, records everything there and goes on from there.
+
+    Writes metrics.jsonl (one line a step), samples.jsonl (rollouts with reward and advantage), config.json, run.json and
+    checkpoints. Evaluates on `test` before training, every `eval_every` steps and at the end. A callback that returns
+    True ends the run after its step. Ctrl-C ends it cleanly after the current step, a second one at once.
+    `progress`: "bar", "lines", "off", or "auto" (lines where nobody watches, as under papermill).
+
+    Raises ValueError if `out` holds a run with other settings, agents or problems.
+    """
+    agents, folder = list(agents), Path(out) if out is not None else None
+    mode = _progress_mode(progress)
+    state, history = State(capability=Capability(config.window)), []
+    if folder is not None:
+        record = _record(
+            agents, problems, test, config, steps, eval_every, eval_k, save_every, samples, reward_function
+        )
+        state, history = _open_run(folder, record, config, agents, state)
+    watch, started, last = _Interrupt(), time.perf_counter() - state.seconds, None
+
+    def finish_line(line: dict[str, Any], at: State) -> None:
+        if test is not None and (at.step % eval_every == 0 or at.step == steps):
+            with timed(line, "seconds_evaluation"):
+                settings = dict(
+                    max_new_tokens=config.max_new_tokens, reward_function=reward_function, progress=mode == "bar"
+                )
+                result = evaluate(agents, test, eval_k, seed=config.seed, **settings)
+            for agent in agents:
+                scores = {k: v for k, v in result[agent.name].items() if k.startswith(("avg@", "best@"))}
+                line["agents"].setdefault(agent.name, {}).update(scores)
+        history.append(line)
+        if folder is not None:
+            append_lines(folder / "metrics.jsonl", [line])
+
+    with _reporter(mode, steps, state.step) as report, watch:
+        if not history:
+            finish_line({"step": 0, "rollouts": 0, "tokens": 0, "seconds": 0.0, "agents": {}}, state)
+        while state.step < steps and not watch.pressed:
+            drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
+            inner = mode == "bar"
+            last = step(agents, drawn, state.capability, config, reward_function=reward_function, progress=inner)
+            state = State(
+                step=state.step + 1,
+                capability=last.capability,
+                position=state.position + len(drawn),
+                rollouts=state.rollouts + len(last.pool),
+                tokens=state.tokens + last.pool.tokens,
+                seconds=time.perf_counter() - started,
+            )
+            totals = {k: getattr(state, k) for k in ("step", "rollouts", "tokens", "seconds")}
+            finish_line({**totals, **last.metrics}, state)
+            if folder is not None:
+                append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
+            report(history[-1])
+            answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
+            end = any(answers)
+            if folder is not None and (state.step % save_every == 0 or state.step == steps or end or watch.pressed):
+                save_checkpoint(folder, agents, state)
+            if end:
+                break
+    stopped = state.step < steps
+    if stopped and mode != "off":
+        where = f"; the same call with out={str(folder)!r} goes on" if folder else "; without out= nothing was saved"
+        print(f"stopped after step {state.step} of {steps}{where}")
+    return Run(agents, config, tuple(history), state, folder, stopped, last)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    steps: int | None = None,
+    problems: Problems | None = None,
+    test: Problems | None = None,
+    reward_function: Callable | None = None,
+    agents: Sequence[Agent] | None = None,
+    **options: Any,
+) -> Run:
+    """Goes on with a run from its folder alone, to its own number of steps or to `steps`.
+
+    What the folder cannot name (problems from memory, an own reward function) has to be given again.
+    Raises FileNotFoundError for a folder without a run, ValueError for what has to be given.
+    """
+    folder = Path(folder)
+    if not (folder / "run.json").exists():
+        raise FileNotFoundError(f"{folder} holds no run: run.json is missing")
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    config = Config.from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    if reward_function is None:
+        if record["reward_function"] != boxed_math.__qualname__:
+            raise ValueError(
+                f"run {folder} used the reward function {record['reward_function']}; give reward_function="
+            )
+        reward_function = boxed_math
+    if agents is None:
+        agents = [
+            load_agent(
+                a["origin"], name=a["name"], dtype=a["dtype"], prompt_format=a["prompt_format"], template=a["template"]
+            )
+            for a in record["agents"]
+        ]
+    problems = _again("problems", problems, record)
+    test = _again("test", test, record) if record["test"] else None
+    options = {**{k: record[k] for k in ("eval_every", "eval_k", "save_every", "samples")}, **options}
+    return train(
+        agents,
+        problems,
+        config,
+        steps or record["steps"],
+        out=folder,
+        test=test,
+        reward_function=reward_function,
+        **options,
+    )
+
+
+def _again(what: str, given: Problems | None, record: Mapping[str, Any]) -> Problems:
+    if given is not None:
+        return given
+    if record[what]["source"] is None:
+        raise ValueError(f"the run's {what} came from memory and cannot be loaded again; give {what}=")
+    return load_problems(**record[what]["source"])
+
+
+def sample_table(result: StepResult, step: int, count: int) -> list[dict[str, Any]]:
+    """A few rollouts of each agent, on the same problem, with reward and every learner's advantage."""
+    advantages: dict[int, dict[str, float]] = {}
+    for name, batch in result.batches.items():
+        for index, value in zip(batch.index, batch.advantages.tolist(), strict=True):
+            advantages.setdefault(index, {})[name] = value
+    first = result.pool.problems[0]
+    rows, shown = [], dict.fromkeys(result.pool.agents, 0)
+    for index, r in enumerate(result.pool):
+        if r.problem == first.id and shown[r.source] < count:
+            shown[r.source] += 1
+            row = {"step": step, "problem": r.problem, "prompt": first.prompt, "gold": first.gold, "source": r.source}
+            row |= {"text": r.text, "reward": r.reward, "status": r.status, "length": len(r.token_ids)}
+            rows.append({**row, "mean_logp": r.mean_logp(), "advantage": advantages.get(index, {})})
+    return rows
+
+
+# ── run folder ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _record(agents, problems, test, config, steps, eval_every, eval_k, save_every, samples, reward_function) -> dict:
+    def described(p):
+        if p is None:
+            return None
+        p = p if isinstance(p, Problems) else load_problems(list(p))
+        return {"source": p.source, "fingerprint": p.fingerprint(), "count": len(p)}
+
+    return {
+        "steps": steps, "seed": config.seed, "eval_every": eval_every, "eval_k": eval_k, "save_every": save_every,
+        "samples": samples, "reward_function": getattr(reward_function, "__qualname__", repr(reward_function)),
+        "agents": [
+            {"name": a.name, "origin": a.origin, "prompt_format": "chat" if a.chat else "plain", "template": a.template,
+             "dtype": str(a.model.dtype).removeprefix("torch.")}
+            for a in agents
+        ],
+        "problems": described(problems), "test": described(test), "versions": versions(),
+    }  # fmt: skip
+
+
+def _open_run(folder: Path, record: dict, config: Config, agents, state: State) -> tuple[State, list[dict[str, Any]]]:
+    """Starts a run folder, or goes on from its last checkpoint."""
+    if (folder / "run.json").exists():
+        _check_same(folder, record, config)
+    elif folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no run; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config.to_dict())
+    write_json(folder / "run.json", record)
+    if found := checkpoints(folder):
+        state = restore(found[-1], agents)
+    elif any(agent.updates for agent in agents):
+        raise ValueError("a new run needs agents as they were loaded; these have been trained: load them again")
+    history = truncate_lines(folder / "metrics.jsonl", state.step)
+    truncate_lines(folder / "samples.jsonl", state.step)
+    return state, history
+
+
+def _check_same(folder: Path, record: dict, config: Config) -> None:
+    """A run goes on only as what it was; its length and its intervals may change."""
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    old = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    changed = [f"{k}: {a!r} → {b!r}" for k, (a, b) in Config.from_dict(stored).differences(config).items()]
+    if [a["name"] for a in old["agents"]] != [a["name"] for a in record["agents"]]:
+        changed.append(f"agents: {[a['name'] for a in old['agents']]} → {[a['name'] for a in record['agents']]}")
+    for what in ("problems", "test"):
+        before, now = ((r[what] or {}).get("fingerprint") for r in (old, record))
+        if before != now:
+            changed.append(f"{what}: contents differ")
+    if changed:
+        raise ValueError(
+            f"{folder} holds a run with other settings ({'; '.join(changed)}); choose another folder for this one"
+        )
+
+
+# ── progress and stops ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Interrupt:
+    """Ctrl-C asks for an end after the current step; pressed twice, it interrupts at once. Only the main thread gets signals."""
+
+    pressed = False
+
+    def __enter__(self) -> _Interrupt:
+        self.previous = None
+        if threading.current_thread() is threading.main_thread():
+            self.previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def _handle(self, signum, frame) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+        print("\nstopping after this step (again: at once)", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_) -> None:
+        if self.previous is not None:
+            signal.signal(signal.SIGINT, self.previous)
+
+
+def _progress_mode(progress: str) -> str:
+    if progress not in ("auto", "bar", "lines", "off"):
+        raise ValueError(f"progress={progress!r}: it takes 'auto', 'bar', 'lines' or 'off'")
+    if progress == "auto":
+        return os.environ.get("HACPO_KIT_PROGRESS") or ("lines" if _unattended() else "bar")
+    return progress
+
+
+def _unattended() -> bool:
+    """True in a kernel whose client takes no input: papermill and nbconvert, where a bar would be stored as text."""
+    with contextlib.suppress(Exception):
+        return not get_ipython().kernel._allow_stdin  # type: ignore[name-defined]
+    return False
+
+
+@contextlib.contextmanager
+def _reporter(mode: str, steps: int, done: int):
+    """A function that shows one finished step, as a bar or as at most twenty lines a run."""
+    bar = tqdm(total=steps, initial=done, desc="train", unit="step", disable=mode != "bar")
+    every = max(1, steps // 20)
+
+    def report(line: dict[str, Any]) -> None:
+        rewards = ", ".join(f"{n} {v['reward']:.2f}" for n, v in line["agents"].items() if v.get("reward") is not None)
+        bar.set_postfix_str(rewards, refresh=False)
+        bar.update(1)
+        if mode == "lines" and (line["step"] % every == 0 or line["step"] == steps):
+            print(f"step {line['step']}/{steps}: mean reward {rewards}", flush=True)
+
+    with bar:
+        yield report
+
+
+__all__ = ["Run", "StepResult", "history_frame", "resume", "step", "train"]

@@ -1,0 +1,160 @@
+"""Capability, ω and the capability-aware advantage against golden values, by properties and by reduction."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hacpo_kit.advantages import Capability, capability_ratio, group_advantages
+
+CASES = json.loads((Path(__file__).parent / "golden" / "advantage.json").read_text())["cases"]
+SETTINGS = {"guard": "binary_guard", "cap": "capability_baseline"}
+
+
+def group(rewards, learner="A", capability=None, prompts=None, **kwargs):
+    """Advantages for one prompt from rewards by agent."""
+    sources = [name for name, values in rewards.items() for _ in values]
+    flat = torch.tensor([float(v) for values in rewards.values() for v in values], dtype=torch.float64)
+    capability = capability or dict.fromkeys(rewards, 0.5)
+    return group_advantages(flat, prompts or ["p"] * len(flat), sources, learner, capability, **kwargs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['name']} ({c['learner']})")
+def test_golden(case):
+    keywords = {SETTINGS[k]: v for k, v in case["settings"].items()}
+    out = group(case["rewards"], case["learner"], case["capability"], **keywords)
+    expected = [a for values in case["advantages"].values() for a in values]
+    torch.testing.assert_close(out.advantages, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(out.baselines[0].item(), case["baseline"], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(out.joint_std[0].item(), case["joint_std"], rtol=1e-9, atol=1e-12)
+    for other, omega in case["omega_update"].items():
+        assert capability_ratio(case["capability"], other, case["learner"]) == pytest.approx(omega, rel=1e-9)
+    if keywords.get("capability_baseline", True):
+        for other, omega in case["omega_baseline"].items():
+            assert capability_ratio(case["capability"], case["learner"], other) == pytest.approx(omega, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [([1, 1, 1, 1], [0, 0, 0, 0]), ([1], [0]), ([1, 0, 0, 0], [1.5, -0.5, -0.5, -0.5])],
+)
+def test_small_groups(rewards, expected):
+    out = group({"A": rewards})
+    torch.testing.assert_close(out.advantages, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-9)
+
+
+def test_a_prompt_without_difference_teaches_nothing():
+    out = group({"A": [1, 0, 1, 1]}, prompts=["p", "p", "q", "q"])
+    assert out.advantages[:2].abs().min() > 0.5 and (out.advantages[2:] == 0).all()
+
+
+def test_omega_does_not_turn_an_equal_group_into_a_signal():
+    """σ = 0 and a baseline of ω·R once gave advantages of ±5·10⁵."""
+    out = group({"A": [1, 1], "B": [1, 1]}, "B", {"A": 0.9, "B": 0.1})
+    assert (out.advantages == 0).all()
+
+
+def test_float_residue_is_no_difference():
+    rewards = torch.full((7,), 0.35) + torch.tensor([0, 1e-8, 0, 0, -1e-8, 0, 0])
+    out = group_advantages(rewards, ["p"] * 7, ["A"] * 7, "A", {"A": 0.3})
+    assert (out.advantages == 0).all()
+    different = group_advantages(torch.tensor([0.35] * 7 + [0.0]), ["p"] * 8, ["A"] * 8, "A", {"A": 0.3})
+    assert different.advantages[-1] < -2
+
+
+def test_rewards_that_are_not_numbers_are_named():
+    rewards = torch.tensor([float("nan")] * 7 + [1.0])
+    with pytest.raises(ValueError, match=r"rollouts \[0, 1, 2, 3, 4, 5, 6\] are not finite"):
+        group_advantages(rewards, ["p"] * 8, ["A"] * 8, "A", {"A": 0.5})
+
+
+def test_missing_answers_are_named():
+    with pytest.raises(ValueError, match=r"prompt 'q' has 0 rollouts of agent 'B', need 1"):
+        group({"A": [1, 0], "B": [1]}, prompts=["p", "q", "p"])
+    with pytest.raises(ValueError, match=r"prompt 'p' has 1 rollouts of agent 'B', need 2"):
+        group({"A": [1, 0], "B": [1]})
+    with pytest.raises(ValueError, match=r"prompt 'p' has 0 rollouts of agent 'C', need 2"):
+        group({"A": [1, 0], "B": [1, 0]}, "C", {"A": 1, "B": 1, "C": 1})
+
+
+def test_cross_baseline_source_gives_each_rollout_the_baseline_of_its_author():
+    rewards, capability = {"A": [1, 1, 0, 0], "B": [1, 0, 0, 0]}, {"A": 0.5, "B": 0.25}
+    mixed = group(rewards, "A", capability, cross_baseline="source").baselines
+    of_a, of_b = (group(rewards, k, capability).baselines[0] for k in "AB")
+    torch.testing.assert_close(mixed, torch.stack([of_a] * 4 + [of_b] * 4))
+    with pytest.raises(ValueError, match="cross_baseline"):
+        group(rewards, cross_baseline="both")
+
+
+def test_omega_floor_and_clip():
+    assert capability_ratio({"A": 0.5, "B": 0.0}, "A", "B") == 10.0
+    assert capability_ratio({"A": 0.5, "B": 0.0}, "B", "A") == 0.1
+    assert capability_ratio({"A": 0.0, "B": 0.0}, "B", "A") == 1.0
+    with pytest.raises(KeyError, match="no capability for agent 'C'"):
+        capability_ratio({"A": 0.5}, "A", "C")
+    with pytest.raises(ValueError, match="need a finite number"):
+        capability_ratio({"A": float("nan"), "B": 1.0}, "A", "B")
+
+
+def test_window_keeps_the_last_steps():
+    c = Capability(window=5)
+    for value in (1.0, 0.0, 0.2, 0.4, 0.6, 0.8):
+        c = c.with_step({"A": value})
+    assert c["A"] == pytest.approx((0.0 + 0.2 + 0.4 + 0.6 + 0.8) / 5)
+    assert c.at(1)["A"] == 1.0
+    assert c.with_step({"A": None})["A"] == pytest.approx((0.2 + 0.4 + 0.6 + 0.8) / 4)  # nothing scorable: not a zero
+    with pytest.raises(KeyError, match="never observed"):
+        c["B"]
+    with pytest.raises(ValueError, match="no scorable rollout"):
+        Capability().with_step({"A": None})["A"]
+
+
+rewards = st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=8)
+share = st.floats(0.05, 1.0)
+
+
+@given(rewards, rewards, share, share)
+@settings(max_examples=150, deadline=None)
+def test_properties(a, b, p, q):
+    n = min(len(a), len(b))
+    capability = {"A": p, "B": q}
+    assert capability_ratio(capability, "A", "B") * capability_ratio(capability, "B", "A") == pytest.approx(1.0)
+    out = group({"A": a[:n], "B": b[:n]}, "A", capability)
+    flat = torch.tensor(a[:n] + b[:n])
+    assert out.advantages.isfinite().all()
+    assert (out.advantages == 0).all() if flat.unique().numel() == 1 else True
+    # a right answer never has a smaller advantage than a wrong one
+    if flat.unique().numel() == 2:
+        assert out.advantages[flat == 1].min() > out.advantages[flat == 0].max()
+
+
+@given(rewards, share)
+@settings(max_examples=80, deadline=None)
+def test_one_agent_is_group_relative(values, p):
+    out = group({"A": values}, "A", {"A": p})
+    flat = torch.tensor(values, dtype=torch.float64)
+    expected = (flat - flat.mean()) / (flat.std() + 1e-6) if flat.unique().numel() > 1 else torch.zeros_like(flat)
+    torch.testing.assert_close(out.advantages, expected, rtol=1e-9, atol=1e-12)
+
+
+@given(rewards, share)
+@settings(max_examples=80, deadline=None)
+def test_equal_capability_is_naive_averaging(values, p):
+    both = {"A": values, "B": values[::-1]}
+    with_ratio = group(both, "A", {"A": p, "B": p}, binary_guard=False).advantages
+    without = group(both, "A", {"A": p, "B": p}, binary_guard=False, capability_baseline=False).advantages
+    torch.testing.assert_close(with_ratio, without)
+
+
+def test_results_do_not_depend_on_the_order_of_the_rollouts():
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randint(0, 2, (24,), generator=generator).double()
+    prompts, sources = ["p", "q"] * 12, ["A"] * 12 + ["B"] * 12
+    capability = {"A": 0.7, "B": 0.2}
+    straight = group_advantages(r, prompts, sources, "A", capability).advantages
+    order = torch.randperm(24, generator=generator)
+    shuffled = group_advantages(r[order], [prompts[i] for i in order], [sources[i] for i in order], "A", capability).advantages
+    torch.testing.assert_close(shuffled, straight[order])
