@@ -31,15 +31,11 @@ def sample(
     """One answer to each prompt: its tokens, end token included, and whether it ended by itself; T = 0 is greedy."""
     from transformers import GenerationConfig
 
+    # the fields of sampling mean nothing to a greedy search, which warns about them
+    chance = dict(temperature=temperature, top_p=top_p, top_k=top_k, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0)
     config = GenerationConfig(
         do_sample=temperature > 0,
-        temperature=temperature if temperature > 0 else 1.0,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=None,
-        typical_p=1.0,
-        epsilon_cutoff=0.0,
-        eta_cutoff=0.0,
+        **(chance if temperature > 0 else {}),
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
         num_beams=1,
