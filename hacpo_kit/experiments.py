@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
 from hacpo_kit.problems import load_problems
 from hacpo_kit.training import Run, train
 
-NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+PROJECT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = PROJECT / "notebooks"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Experiment:
     eval_every: int = 4
     eval_k: int = 1
     save_every: int = 5
-    out: str = "reports/runs/experiment"  # the run folder
+    out: str = ""  # the run folder; empty: reports/runs/ and a name made of the parameters
 
     def config(self) -> Config:
         """The training settings of this experiment."""
@@ -50,18 +52,38 @@ class Experiment:
         settings = {name: getattr(self, name) for name in given if getattr(self, name) is not None}
         return Config.preset(self.method, **settings)
 
+    @property
+    def folder(self) -> Path:
+        """The run folder; equal parameters have the same one, so that running again goes on, and others never collide."""
+        if self.out:
+            return Path(self.out)
+        settings = {k: v for k, v in asdict(self).items() if k not in ("out", "steps")}
+        mark = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:6]
+        agents = re.sub(r"[^\w.+-]+", "+", self.agents)[-40:]
+        # a notebook's working folder is notebooks/; runs of a clone lie in the clone's reports/
+        return (
+            (PROJECT if NOTEBOOKS.is_dir() else Path())
+            / "reports"
+            / "runs"
+            / f"{self.method}-{agents}-{self.seed}-{mark}"
+        )
+
     def run(self, **options: Any) -> Run:
         """Trains, or goes on where the run folder stands; `options` as in `train`."""
         config = self.config()  # bad settings are refused before anything is loaded
         names = [a.strip() for a in self.agents.split(",")]
         agents = load_agents(names[0] if len(names) == 1 and _is_set(names[0]) else names)
-        problems = load_problems(self.problems, split="train") if self.problems == "arithmetic" else load_problems(self.problems)
+        problems = (
+            load_problems(self.problems, split="train")
+            if self.problems == "arithmetic"
+            else load_problems(self.problems)
+        )
         if self.test == "arithmetic":
             test = load_problems(self.test, split="test", size=self.test_size)
         else:
             test = load_problems(self.test, limit=self.test_size)
         intervals = {k: getattr(self, k) for k in ("eval_every", "eval_k", "save_every")}
-        return train(agents, problems, config, self.steps, test=test, out=self.out, **intervals, **options)
+        return train(agents, problems, config, self.steps, test=test, out=self.folder, **intervals, **options)
 
 
 def _is_set(name: str) -> bool:
@@ -98,7 +120,7 @@ _IPYTHON = {"In", "Out"}
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _coerce_optional(name: str, value: Any, kind: Any) -> Any:
@@ -129,7 +151,9 @@ def run_notebook(
     known = notebook_parameters(source)
     for key in parameters:
         if key not in known:
-            raise ValueError(f"{source.name} has no parameter {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}")
+            raise ValueError(
+                f"{source.name} has no parameter {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}"
+            )
     if not re.fullmatch(r"[\w][\w.+=-]*", name):
         raise ValueError(f"name {name!r}: use letters, digits and . _ - + = only, since it becomes a file name")
     out = Path(out)

@@ -259,8 +259,7 @@ def _unname(elements: list[str]) -> tuple[str | None, list[str]]:
 def _lists(a: str, g: str) -> bool | None:
     left, right = _parts(a), _parts(g)
     if left is None or right is None:
-        # one list against one thing: an interval or a union may still be equal, an element of a list never is
-        return None if left is None and right is None else None if r"\ldots" not in a + g else False
+        return None  # a list may still equal one thing, an interval or a union
     (kind_a, elements_a), (kind_g, elements_g) = left, right
     if len(elements_a) != len(elements_g) or {kind_a, kind_g} in ({"()", "{}"}, {"[]", "{}"}):
         return False
@@ -329,8 +328,11 @@ _UNITS = (
     re.compile(rf"(?P<head>-?[\d.,/]+) (?P<word>[A-Za-z]{{3,}}(?: [A-Za-z]+)*|{_SHORT_UNITS})(?:\s*\^\s*\{{?\d\}}?)?"),
 )
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE](\+?\d+|-\d+)(?![\w.])")
-_MIXED = re.compile(r"(-?)(\d+) ?(?:\\frac ?\{(\d+)\} ?\{(\d+)\}|\\frac ?(\d) ?(\d)|(?<= )(\d+) ?/ ?(\d+))")
-_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline ?\{(\d+)\}")
+_MIXED = re.compile(
+    rf"(-?)({_DIGITS}) ?(?:\\frac ?\{{({_DIGITS})\}} ?\{{({_DIGITS})\}}"
+    rf"|\\frac ?(\d) ?(\d)|(?<= )({_DIGITS}) ?/ ?({_DIGITS}))"
+)
+_REPEATING = re.compile(rf"(-?)(\d{{0,400}})\.(\d{{0,400}})\\overline ?\{{({_DIGITS})\}}")
 
 
 def _spell(text: str) -> str | None:
@@ -391,12 +393,14 @@ def _same_expression(a: str, g: str) -> bool:
 
 def _same_value(a, g) -> bool:
     from latex2sympy2_extended.logic import And
-    from sympy import Eq, Expr, MatrixBase
+    from sympy import Eq, Expr, Interval, MatrixBase
     from sympy.core.function import AppliedUndef
 
     if isinstance(a, Eq) and isinstance(g, Eq):
         if str(a.lhs) == str(g.lhs):
             return _same_value(a.rhs, g.rhs)
+        if not all(isinstance(side, Expr) for side in (*a.args, *g.args)):
+            return False  # x ∈ [1, 2] is read as an equation, with a set on one side
         factor = _agree(a.lhs - a.rhs, g.lhs - g.rhs, up_to_a_factor=True)
         return factor or (_solvable(g) and _math_verify(a, g))
     if isinstance(a, Eq | And) and isinstance(g, Expr):
@@ -405,6 +409,9 @@ def _same_value(a, g) -> bool:
         return _same_value(a, g.rhs)  # 5 answers x = 5, but not 2x + z = 5
     if isinstance(a, MatrixBase) and isinstance(g, MatrixBase):
         return a.shape == g.shape and all(_same_value(x, y) for x, y in zip(list(a), list(g), strict=True))
+    if isinstance(a, Interval) and isinstance(g, Interval):
+        closed = (a.left_open, a.right_open) == (g.left_open, g.right_open)
+        return closed and _same_value(a.start, g.start) and _same_value(a.end, g.end)
     if isinstance(a, Expr) and isinstance(g, Expr):
         verdict = _agree(a, g)
         if verdict is not None:
@@ -461,8 +468,8 @@ def _agree(a, g, up_to_a_factor: bool = False, imaginary: bool = False) -> bool 
     from sympy import Float, I
 
     names = sorted({symbol.name for symbol in a.free_symbols | g.free_symbols})
-    if (up_to_a_factor and not names) or {len(s.name) for e in (a, g) for s in [e] if s.is_Symbol} - {1}:
-        return None
+    if (up_to_a_factor and not names) or any(side.is_Symbol and len(side.name) > 1 for side in (a, g)):
+        return None  # a long symbol may be a word
     loose, complex_valued = a.has(Float) or g.has(Float), imaginary or a.has(I) or g.has(I)
     hits, factor = 0, None
     for trial in range(12 if names else 1):

@@ -22,7 +22,10 @@ def t(values, dtype=torch.float64):
 
 def padded(rows, fill=float("nan"), left=False):
     width = max(map(len, rows)) + 2
-    values, mask = torch.full((len(rows), width), fill, dtype=torch.float64), torch.zeros(len(rows), width, dtype=torch.bool)
+    values, mask = (
+        torch.full((len(rows), width), fill, dtype=torch.float64),
+        torch.zeros(len(rows), width, dtype=torch.bool),
+    )
     for i, row in enumerate(rows):
         where = slice(width - len(row), width) if left else slice(len(row))
         values[i, where], mask[i, where] = t(row), True
@@ -85,7 +88,9 @@ def test_gradient_is_that_of_finite_differences():
             lower = clip_band(2, config.delta, config.delta_step)[0]
             own = torch.tensor(case["own"])
             value = torch.where(
-                own, out.objective.detach(), out.ratio.detach().clamp(lower, 1.0) * stopped * t(case["w"]) * t(case["A"])
+                own,
+                out.objective.detach(),
+                out.ratio.detach().clamp(lower, 1.0) * stopped * t(case["w"]) * t(case["A"]),
             )
             values.append(-value.mean().item())
         assert (values[0] - values[1]) / 2e-6 == pytest.approx(grad[row, column].item(), abs=1e-8)
@@ -164,9 +169,7 @@ def test_kl_is_zero_for_equal_policies_and_never_negative():
     close(kl_to_reference(t([[-1.0]]), t([[-0.5]]), torch.tensor([[True]])), [0.14872127070012819])
 
 
-@given(
-    s=st.floats(0.3, 1.5), a=st.floats(-3, 3), w=st.floats(0.1, 10), alpha=st.floats(0, 3), m=st.integers(0, 12)
-)
+@given(s=st.floats(0.3, 1.5), a=st.floats(-3, 3), w=st.floats(0.1, 10), alpha=st.floats(0, 3), m=st.integers(0, 12))
 @settings(max_examples=200, deadline=None)
 def test_foreign_gradient_formula(s, a, w, alpha, m):
     """Inside the band d/d(log s) = s^(1+α)·ω·A, outside it 0."""

@@ -1,0 +1,119 @@
+"""Do two different agents learn faster together? Several methods and seeds on one built-in set, and the summary.
+
+    python benchmarks/learning.py                       # writes reports/learning/
+    python benchmarks/learning.py --seeds 2 --steps 6 --out /tmp/try
+
+Runs that are finished are not repeated; a stopped one goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import t
+
+import hacpo_kit as hk
+from hacpo_kit.saving import versions, write_json
+
+ROOT = Path(__file__).resolve().parent.parent
+METHODS = ("hacpo", "gspo", "gspo_x2", "naive")
+
+
+def main() -> None:
+    """Trains, gathers, summarises."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", default="tiny-model-pair")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--test-size", type=int, default=400)
+    parser.add_argument("--out", type=Path, default=ROOT / "reports" / "learning")
+    args = parser.parse_args()
+    methods = args.methods.split(",")
+    frames = [one_run(args, m, seed) for seed in range(args.seeds) for m in methods]
+    curves = pd.concat(frames, ignore_index=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    curves.to_parquet(args.out / "curves.parquet", index=False)
+    write_json(args.out / "summary.json", summary(curves, args))
+    figure = hk.plots.learning_curves(curves, title=f"Two agents on {args.agents}: accuracy against training steps")
+    (args.out / "accuracy.png").write_bytes(figure.png())
+    print(accuracy_table(curves).round(3).to_string())
+    print(json.dumps(summary(curves, args)["claims"], indent=2))
+
+
+def one_run(args: argparse.Namespace, method: str, seed: int) -> pd.DataFrame:
+    """Accuracy of every agent over the steps of one run."""
+    config = hk.Config.preset(method, seed=seed)
+    run = hk.train(
+        hk.load_agents(args.agents),
+        hk.load_problems("arithmetic", split="train"),
+        config,
+        args.steps,
+        test=hk.load_problems("arithmetic", split="test", size=args.test_size),
+        eval_every=2,
+        save_every=args.steps,
+        out=ROOT / "reports" / "runs" / args.out.name / f"{args.agents}-{method}-{seed}",
+        progress="off",
+    )
+    frame = run.to_frame().dropna(subset=["avg@1"])[["step", "rollouts", "tokens", "seconds", "agent", "avg@1"]]
+    print(f"{method} seed {seed}: {frame[frame['step'] == args.steps]['avg@1'].mean():.3f}", flush=True)
+    return frame.assign(method=method, seed=seed, run=f"{method}-{seed}")
+
+
+def accuracy_table(curves: pd.DataFrame) -> pd.DataFrame:
+    """Mean accuracy of both agents by method and step."""
+    return curves.groupby(["method", "step"])["avg@1"].mean().unstack()
+
+
+def summary(curves: pd.DataFrame, args: argparse.Namespace) -> dict:
+    """The table, and what it says about hacpo against gspo."""
+    seeds = curves.groupby(["method", "step", "seed"])["avg@1"].mean()
+    agents = curves.groupby(["method", "agent", "step"])["avg@1"].mean()
+    per_agent = {
+        f"{m} · {a}": rows.droplevel([0, 1]).round(4).to_dict() for (m, a), rows in agents.groupby(level=[0, 1])
+    }
+    out = {
+        "agents": args.agents, "seeds": args.seeds, "steps": args.steps, "test_problems": args.test_size,
+        "accuracy": {m: accuracy_table(curves).loc[m].round(4).to_dict() for m in accuracy_table(curves).index},
+        "accuracy_by_agent": per_agent,
+        "machine": {"cores": torch.get_num_threads(), "processor": platform.machine()}, "versions": versions(),
+    }  # fmt: skip
+    if {"hacpo", "gspo"} <= set(curves["method"]):
+        hacpo, gspo = seeds["hacpo"], seeds["gspo"]
+        steps = sorted(curves["step"].unique())
+        early = [s for s in steps if 4 <= s <= 6]
+        mark = max(s for s in steps if s <= 8)
+        rollouts = curves.groupby(["method", "step"])["rollouts"].mean()
+        goal = gspo[mark].mean()
+        reached = next((s for s in steps if hacpo[s].mean() >= goal), None)
+        out["claims"] = {
+            **{f"hacpo − gspo at step {s}": difference(hacpo[s], gspo[s]) for s in early},
+            f"accuracy of gspo at step {mark}": round(goal, 4),
+            "step at which hacpo has it": None if reached is None else int(reached),
+            "rollouts of hacpo for it, as a share of gspo's": None
+            if reached is None
+            else round(float(rollouts["hacpo", reached] / rollouts["gspo", mark]), 3),
+            f"hacpo − gspo at the end (step {steps[-1]})": difference(hacpo[steps[-1]], gspo[steps[-1]]),
+        }
+    return out
+
+
+def difference(a: pd.Series, b: pd.Series) -> dict[str, float]:
+    """Paired difference over seeds with its 95 % t-interval."""
+    d = (a - b).to_numpy()
+    half = t.ppf(0.975, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d)) if len(d) > 1 else float("nan")
+    return {
+        "mean": round(float(d.mean()), 4),
+        "low": round(float(d.mean() - half), 4),
+        "high": round(float(d.mean() + half), 4),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Notebooks under papermill, the command line, and the frame around the package."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+import hacpo_kit as hk
+from hacpo_kit.cli import main
+from hacpo_kit.experiments import Experiment, check_parameters, find_notebook, notebook_parameters, run_notebook
+from hacpo_kit.saving import checkpoints, read_lines
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+SMALL = {
+    "steps": "2",
+    "prompts_per_step": "4",
+    "n": "2",
+    "test_size": "6",
+    "eval_every": "1",
+    "save_every": "1",
+    "minibatch": "8",
+}
+
+
+def command(*arguments):
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def as_options(parameters):
+    return [x for name, value in parameters.items() for x in ("-p", name, value)]
+
+
+# ── parameters ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_notebook_and_the_dataclass_have_the_same_parameters():
+    from dataclasses import asdict
+
+    assert notebook_parameters(find_notebook("06_experiment")) == asdict(Experiment())
+
+
+def test_text_from_papermill_becomes_what_the_parameter_takes():
+    e = check_parameters(
+        {"lr": "1e-6", "seed": "007", "alpha": "2", "delta": "None", "steps": 3.0, "method": "gspo", "n": 4}
+    )
+    assert (e.lr, e.seed, e.alpha, e.delta, e.steps, e.n) == (1e-6, 7, 2.0, None, 3, 4)
+    assert e.config().sources == "own" and e.config().alpha == 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"alhpa": 2}, "unknown parameter 'alhpa'; did you mean 'alpha'?"),
+        ({"steps": "many"}, "steps: 'many' is no whole number"),
+        ({"steps": 2.5}, "steps=2.5: it takes a whole number"),
+        ({"lr": "fast"}, "lr: 'fast' is no number"),
+        ({"seed": True}, "seed=True: it takes a whole number, not bool"),
+        ({"method": "hcapo"}, "unknown method 'hcapo'; did you mean 'hacpo'?"),
+        ({"alpha": -1}, "alpha=-1.0: it must be 0 or more"),
+        ({"delta": 2}, "delta=2.0: it must be between 0 and 1"),
+        ({"steps": 0}, "steps=0: it must be at least 1"),
+        ({"lr": float("nan")}, "lr is NaN"),
+    ],
+)
+def test_wrong_parameters_are_named(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_parameters(given)
+
+
+def test_a_notebook_run_again_does_not_take_its_own_variables_for_parameters():
+    assert check_parameters({"In": ["x"], "Out": {}, "_i1": "text", "run": object(), "columns": ["a"]}) == Experiment()
+
+
+def test_an_ablation_keeps_its_setting_and_none_keeps_the_method_s():
+    assert Experiment(method="alpha=0").config().alpha == 0.0
+    assert Experiment(method="no_clip").config().delta == 1.0
+    assert Experiment(method="hacpo", alpha=3.0).config().alpha == 3.0
+
+
+def test_equal_parameters_share_a_folder_and_others_do_not():
+    folders = {Experiment(seed=s, lr=lr).folder for s in (0, 1) for lr in (1e-4, 2e-4)}
+    assert len(folders) == 4 and Experiment().folder == Experiment(steps=99).folder
+    assert Experiment(agents="some/folder, other").folder.parent.name == "runs"
+
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One small run from the command line."""
+    out = tmp_path_factory.mktemp("runs")
+    result = command("run", *as_options(SMALL), "-p", "alpha", "2", "--name", "small", "--out", out, "--quiet")
+    assert result.exit_code == 0, result.output
+    return out, result.output
+
+
+def test_run_leaves_notebook_html_and_run_folder(finished):
+    out, printed = finished
+    assert all(str(out / name) in printed for name in ("small.ipynb", "small.html", "small"))
+    assert json.loads((out / "small" / "config.json").read_text())["alpha"] == 2.0
+    assert [line["step"] for line in read_lines(out / "small" / "metrics.jsonl")] == [0, 1, 2]
+    notebook = nbformat.read(out / "small.ipynb", as_version=4)
+    texts = [o.get("text", "") for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
+    assert any("step 2/2: mean reward" in t for t in texts)  # plain lines, no bar
+    assert not any("%|" in t for t in texts)
+
+
+def test_the_html_stands_alone_and_shows_the_plots(finished):
+    html = (finished[0] / "small.html").read_text(encoding="utf-8")
+    assert html.count("data:image/png;base64,") >= 4
+    loaded = re.findall(r"""(?:<script[^>]*\ssrc|<link[^>]*\shref)\s*=\s*["']([^"']+)""", html)
+    assert not [address for address in loaded if not address.startswith("data:")]
+    assert len(html) < 6e6
+
+
+def test_the_same_command_goes_on_and_a_longer_one_too(finished):
+    out, _ = finished
+    before = read_lines(out / "small" / "metrics.jsonl")
+    settings = {**SMALL, "alpha": "2"}
+    assert command("run", *as_options(settings), "--name", "small", "--out", out, "--quiet").exit_code == 0
+    assert read_lines(out / "small" / "metrics.jsonl") == before
+    result = command("resume", out / "small", "--steps", "3")
+    assert result.exit_code == 0 and "3 steps done" in result.output
+    assert read_lines(out / "small" / "metrics.jsonl")[:3] == before
+    assert checkpoints(out / "small")[-1].name == "step-000003"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", "alhpa", "2"], "unknown parameter 'alhpa'; did you mean 'alpha'?"),
+        (["-p", "steps", "many"], "steps: 'many' is no whole number"),
+        (["-p", "method", "nonsense"], "unknown method 'nonsense'"),
+        (["nowhere"], "no notebook nowhere"),
+        (["00_quickstart", "-p", "alpha", "2"], "00_quickstart.ipynb has no parameter 'alpha'"),
+        (["00_quickstart", "-p", "steps", "few"], "steps: 'few' is no whole number"),
+        (["--name", "a/b"], "use letters, digits"),
+    ],
+)
+def test_wrong_commands_are_one_line_and_start_nothing(arguments, message, tmp_path):
+    result = command("run", *arguments, "--out", tmp_path)
+    assert result.exit_code == 2 and message in result.output and "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_notebook_says_where_and_keeps_its_traces(tmp_path):
+    result = command("run", "-p", "agents", "no-such-set,", "--name", "bad", "--out", tmp_path, "--quiet")
+    assert result.exit_code == 1 and "the notebook failed: OSError" in result.output, result.output
+    assert "no-such-set" in (tmp_path / "bad.html").read_text()
+
+
+def test_papermill_itself_cannot_smuggle_a_misspelt_parameter(tmp_path):
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    with pytest.raises(PapermillExecutionError, match="unknown parameter 'alhpa'; did you mean 'alpha'"):
+        papermill.execute_notebook(
+            str(find_notebook("06")), str(tmp_path / "o.ipynb"), parameters={"alhpa": 2, "out": str(tmp_path / "o")},
+            progress_bar=False, kernel_name="python3",
+        )  # fmt: skip
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_notebook_without_parameters_cell_is_refused(tmp_path):
+    path = tmp_path / "plain.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1")]), path)
+    with pytest.raises(ValueError, match="no cell tagged 'parameters'"):
+        run_notebook(path, {}, name="plain", out=tmp_path)
+
+
+def test_a_taken_port_is_tried_again(tmp_path, monkeypatch):
+    import papermill
+
+    calls = []
+
+    def clash_once(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("zmq.error.ZMQError: Address already in use")
+        nbformat.write(nbformat.v4.new_notebook(), args[1])
+
+    monkeypatch.setattr(papermill, "execute_notebook", clash_once)
+    run_notebook("06", {}, name="x", out=tmp_path, progress=False)
+    assert len(calls) == 2 and (tmp_path / "x.html").exists()
+
+
+def test_quickstart_runs_with_other_parameters(tmp_path):
+    small = {"steps": "2", "prompts_per_step": "4", "n": "2", "test_size": "10"}
+    result = command("run", "00_quickstart", *as_options(small), "--name", "q", "--out", tmp_path, "--quiet")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "q.html").read_text(encoding="utf-8").count("data:image/png;base64,") >= 5
+
+
+def test_the_command_is_installed():
+    out = subprocess.run(
+        [Path(sys.executable).with_name("hacpo-kit"), "--help"], capture_output=True, text=True, check=True
+    )
+    assert "run" in out.stdout and "resume" in out.stdout
+
+
+# ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_stored_notebooks_are_executed_clean_and_small(path):
+    notebook = nbformat.read(path, as_version=4)
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    assert sum("parameters" in c.metadata.get("tags", []) for c in code) == 1
+    assert all(c.execution_count for c in code), "stored without being executed"
+    outputs = [o for c in code for o in c.outputs]
+    assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    assert [c for c in code if any("image/png" in o.get("data", {}) for o in c.outputs)]
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < 1_000_000 and not re.search(r"/(home|root|Users|work|tmp)/", text)
+    assert "can**" in notebook.cells[0].source.replace("**After this notebook you can**", "can**")
+
+
+# ── the frame ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_environment_yml_installs_this_package_with_the_same_python():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    python = next(d for d in environment["dependencies"] if str(d).startswith("python="))
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python.removeprefix("python="))
+    pip = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
+    assert pip == ["-c constraints.txt", "-e .[test]"]
+
+
+def test_constraints_fit_pyproject():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    pinned = dict(line.split("==") for line in lines)
+    pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
+    for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]):
+        requirement = Requirement(text)
+        version = pinned[requirement.name.lower().replace("_", "-")]
+        assert requirement.specifier.contains(Version(version)), f"{text} is pinned to {version}"
+
+
+def test_public_names_exist():
+    assert all(getattr(hk, name) is not None for name in hk.__all__)
+    assert hk.__version__ == PROJECT["version"]
+
+
+def test_paper_md_names_only_what_exists():
+    """Every `name` of a function or test in PAPER.md stands in the code."""
+    text = (ROOT / "PAPER.md").read_text(encoding="utf-8")
+    code = "\n".join(
+        p.read_text(encoding="utf-8") for folder in ("hacpo_kit", "tests") for p in (ROOT / folder).rglob("*.py")
+    )
+    named = re.findall(r"`((?:test_)?[a-z_]+)(?:\(\))?`", text)
+    assert len(named) > 20
+    assert not [name for name in named if not re.search(rf"\b{name}\b", code)]
+
+
+def test_the_glossary_in_paper_md_is_the_one_in_the_code():
+    from hacpo_kit.records import METRICS
+
+    text = (ROOT / "PAPER.md").read_text(encoding="utf-8")
+    for name, meaning in METRICS.items():
+        assert f"| `{name}` | {meaning} |" in text
+
+
+def test_the_settings_in_paper_md_are_those_of_the_code():
+    text = (ROOT / "PAPER.md").read_text(encoding="utf-8")
+    for name, row in hk.Config.describe().iterrows():
+        assert f"| `{name}` | {row['default']} | {row['meaning']} | {row['source'] or '–'} |" in text

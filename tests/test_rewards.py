@@ -1,0 +1,414 @@
+"""The verifier: which answers are paid, and that nothing an answer contains can stop, slow or mislead the others."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hacpo_kit import rewards
+from hacpo_kit.rewards import Verdict, boxed_math, score
+from hacpo_kit.verifier import MAX_CHARS, compare, integer, last_box, usable
+
+ROWS = [json.loads(line) for line in (Path(__file__).parent / "golden" / "answers.jsonl").read_text().splitlines()]
+KNOWN_EXCEPTIONS: dict[str, str] = {}  # row id → why it gets another reward; PAPER.md repeats them
+HANG = r"\boxed{\dfrac{5^{(5^{(5^{(5^5)})} - 4)} - 5}{16}}"
+
+
+def statuses(verdicts):
+    return [verdict.status for verdict in verdicts]
+
+
+def in_thread(function):
+    """Run in a plain thread; its result, or its exception raised here."""
+    out = {}
+
+    def body():
+        try:
+            out["value"] = function()
+        except BaseException as fault:
+            out["fault"] = fault
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    if "fault" in out:
+        raise out["fault"]
+    return out["value"]
+
+
+# ---------------------------------------------------------------------------------------------- the golden rows
+
+
+@pytest.fixture(scope="module")
+def golden_verdicts():
+    verdicts = score([(row["response"], row["gold"]) for row in ROWS], timeout=2.0)
+    return {row["id"]: verdict for row, verdict in zip(ROWS, verdicts, strict=True)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
+def test_golden_row(row, golden_verdicts):
+    if row["id"] in KNOWN_EXCEPTIONS:
+        assert golden_verdicts[row["id"]].reward != row["reward"], "no exception any more: take it off the list"
+        pytest.xfail(KNOWN_EXCEPTIONS[row["id"]])
+    assert golden_verdicts[row["id"]].reward == row["reward"]
+
+
+def test_golden_statuses(golden_verdicts):
+    expected = {"N1": "no_answer", "N2": "no_answer", "N6": "unscorable", "N7": "correct", "N9": "timeout"}
+    assert {name: golden_verdicts[name].status for name in expected} == expected
+    assert len(ROWS) == 30
+    assert len(KNOWN_EXCEPTIONS) <= 3
+
+
+# ---------------------------------------------------------------------------------------------- the rules
+
+EQUAL = r"""
+1 1/4 | 5/4;  -1 1/4 | -5/4;  12\frac12 | 12.5;  0.\overline{3} | 1/3;  27.0 | 27;  1{,}234 | 1234
+10\,080 | 10,\!080;  28\% | 0.28;  28\% | 28;  62.5 | 62.5%;  4.5\times10^{33} | 4.5e33;  0.00001 | 1e-5
+1.4142136 | \sqrt2;  0.333333 | 1/3;  pi/2 | \dfrac{\pi}{2};  2 pi r | 2\pi r;  arctan(2) | \tan^{-1} 2;  \log_2 8 | 3
+90 | 90^\circ;  \$18 | 18;  ３ | 3;  −3 | -3;  72\text{ eggs} | 72;  18 dollars | 18;  5 \text{ cm}^2 | 5
+5\text{ million} | 5,000,000;  \frac{1}{3}. | \frac13;  x=5 | 5;  5 | x=5;  f(x)=x+1 | x+1;  2x+2y=4 | x+y=2
+xy=1 | y=1/x;  x=2y | y=x/2;  x+y=5 | 5;  1,2 | 2,1;  \{3,1\} | 1,3;  x=1 or x=2 | 2,1;  y=2,x=1 | x=1,y=2
+19, 46 and 82 | 82, 19, 46;  (1,2),(3,4) | (3,4),(1,2);  -3, 3 | \pm 3;  1+\sqrt{19},1-\sqrt{19} | 1 \pm \sqrt{19}
+1,2,...,n | 1, 2, \dots, n;  x>2 | 2<x;  2<x | (2,\infty);  x \in [1,2] | [1,2];  (1,2)\cup(3,4) | (3,4)\cup(1,2)
+\frac{1}{\sqrt{n}} | \sqrt{1/n};  (x+1)^2 | x^2+2x+1;  \sqrt{x^2} | |x|;  \frac{1-i}{4} | \frac{1}{2+2i}
+m_{\max}=2 | m_{\max}=4/2;  \begin{pmatrix} 1/2 \\ 2 \end{pmatrix} | \begin{pmatrix} 0.5 \\ 2 \end{pmatrix}
+52 | 52_8;  52_{8} | 52_8;  C | \text{(C)};  (C) | \text{(C)};  \text{Even} | even;  np.arcsin(10/13) | \arcsin(10/13)
+\sqrt{2}\sqrt{3}-\sqrt{6} | 0
+"""
+UNEQUAL = r"""
+1 1/4 | 11/4;  4 10/3 | 10;  4 10/3 | 14/3;  28 | 0.28;  0.33 | 1/3;  1.414 | \sqrt2;  123456.5 | 123456
+4.6e33 | 4.5e33;  2.7e-7 | 2.8e-7;  \frac{1}{2006!} | \frac{1}{2004!};  2^{100} | 2^{100}+1;  5\text{ million} | 5
+2.5\% | 2;  2021 | \pm 2021;  (1,2) | (2,1);  \{1,3\} | (1,3);  {1,3} | (3,1);  [3,4] | (3,4);  [3,4) | (3,4]
+1,2 | 1,2,3;  7=5 | 5;  x=7=5 | 5;  5 6 | 11;  5, 7 | 5;  5 \text{ or } 7 | 5;  \infty | 9.6;  n=1,2,3 | n=2,3,4
+x=1,y=2 | 2,1;  y=5 | x=5;  x+y=3 | x+y=2;  x^2+2=0 | x^2+1=0;  x'+x-1=0 | 0;  2 | k \ge 2;  x>2 | x>3
+5 | 5, 7;  x \in [1,2] | y=3;  x \in [1,2] | x=2
+1, 2, 3, ... | 1, 2, 3;  1, 3, \ldots, 2n-1 | 1, 2, \ldots, n;  \frac{n(n+1)}{2} | 1+2+\ldots+n;  52_8 | 52_9
+52_8 | 52;  |x| | x;  \ln(x^2) | 2\ln x;  \frac{1+i}{4} | \frac{1}{2+2i};  6 | 6m;  2\cos 3 | 2\cos 3t
+\pi(r^2-R^2) | \pi(R^2-r^2);  0 | \pi(R^2-r^2);  c | C;  D | \text{(C)};  evil | live;  no | yes;  2n | even
+4 | \foo{3} 4;  \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 2 \\ 1 \end{pmatrix};  1/0 | 5
+10^{10^{10}} | 3;  x = = 4 | 4
+"""
+
+
+def cases(table):
+    return [tuple(case.split(" | ")) for line in table.strip().splitlines() for case in line.split(";  ")]
+
+
+@pytest.mark.parametrize(("answer", "gold"), cases(EQUAL))
+def test_equal(answer, gold):
+    assert compare(answer, gold) == (1.0, "correct")
+
+
+@pytest.mark.parametrize(("answer", "gold"), [c for c in cases(UNEQUAL) if usable(c[1])])
+def test_unequal(answer, gold):
+    assert compare(answer, gold) == (0.0, "wrong")
+
+
+UNUSABLE = ["", "  ", "$$", "nan", "None", r"\frac{1}{", "}{", "???", r"\text{}", "1/0", r"\foo{3} 4", "4 10/3"]
+
+
+@pytest.mark.parametrize("gold", UNUSABLE)
+def test_unusable_gold_is_unscorable_whatever_the_response(gold):
+    responses = [r"\boxed{1}", "no box", r"\boxed{" + gold + "}", ""]
+    assert [(v.reward, v.status) for v in score([(r, gold) for r in responses])] == [(None, "unscorable")] * 4
+
+
+def test_gold_none_is_unscorable_and_other_types_are_refused():
+    assert score([(r"\boxed{1}", None)])[0].status == "unscorable"
+    with pytest.raises(TypeError, match="item 1"):
+        score([("", "1"), ("", 27.0)])
+
+
+@given(st.integers(), st.integers())
+def test_integers_compare_as_integers(a, b):
+    assert (integer(f"{a:,}") == integer(str(b))) == (a == b)
+
+
+def test_integers_of_any_length():
+    long = "7" * 6000  # beyond what int() reads
+    assert statuses(score([(rf"\boxed{{0{long}}}", long), (rf"\boxed{{{long}1}}", long)])) == ["correct", "wrong"]
+
+
+# ---------------------------------------------------------------------------------------------- the box
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"\boxed{5}. No: \boxed{7}", "7"),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{\}}", r"\}"),
+        (r"\boxed{a\\}", r"a\\"),
+        (r"\boxed {5}", "5"),
+        (r"\boxed{5} is my \boxed answer", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        ("no box", None),
+        (r"\boxed{5} or rather \boxed{7", None),
+        (r"\boxed{}", None),
+        (r"\boxed{5}, \boxed{ }", None),
+        (r"\boxed{5\}", None),
+    ],
+)
+def test_last_box(text, box):
+    assert last_box(text) == box
+
+
+balanced = st.recursive(
+    st.text(st.characters(exclude_characters="{}\\"), max_size=5) | st.sampled_from([r"\{", r"\}", r"\\", r"\frac"]),
+    lambda inner: st.lists(inner | inner.map(lambda text: "{" + text + "}"), max_size=4).map("".join),
+    max_leaves=20,
+)
+
+
+@given(before=st.text(max_size=20), inside=balanced, after=st.text(st.characters(exclude_characters="\\"), max_size=20))
+def test_box_ends_at_its_own_brace(before, inside, after):
+    assert last_box(before + " \\boxed{" + inside + "}" + after) == (inside.strip() or None)
+
+
+@given(st.text(alphabet="\\boxed{} 5\n", max_size=60))
+def test_last_box_takes_any_text(text):
+    box = last_box(text)
+    assert box is None or (box == box.strip() and box in text)
+
+
+def test_last_box_is_linear():
+    began = time.perf_counter()
+    for text in (r"\boxed{" * 40_000, r"\boxed" * 40_000, r"\boxed" + " " * 240_000, r"\boxed{" + "{" * 240_000):
+        assert last_box(text) is None
+    assert time.perf_counter() - began < 2
+
+
+# ---------------------------------------------------------------------------------------------- many at once
+
+
+def test_order_and_duplicates(monkeypatch):
+    sent = []
+    solve = rewards._Worker.solve
+    monkeypatch.setattr(rewards._Worker, "solve", lambda self, *item: (sent.append(item[:2]), solve(self, *item))[1])
+    pairs = [(rf"so \boxed{{\frac{{{i % 7}}}{{8}}}}", r"\frac{3}{8}") for i in range(70)]
+    assert statuses(score(pairs)) == ["correct" if i % 7 == 3 else "wrong" for i in range(70)]
+    assert len(sent) == 7
+
+
+def test_integers_need_no_worker(monkeypatch):
+    monkeypatch.setattr(rewards, "_verify", None)
+    pairs = [("thinking " * 500 + rf"\boxed{{{i % 97:,}}}", str(i % 89)) for i in range(512)] + [("none", "5")]
+    began = time.perf_counter()
+    verdicts = score(pairs)
+    assert time.perf_counter() - began < 0.1
+    assert [v.reward for v in verdicts] == [float(i % 97 == i % 89) for i in range(512)] + [0.0]
+    assert verdicts[-1].status == "no_answer"
+
+
+def test_one_hang_among_many():
+    began = time.monotonic()
+    pairs = [(rf"\boxed{{\frac{{{i}}}{{7}}}}", r"\frac{3}{7}") for i in range(40)]
+    pairs.insert(20, (HANG, "3"))
+    verdicts = score(pairs, timeout=1.0)
+    assert verdicts[20] == Verdict(0.0, "timeout", "no result after 1 s")
+    assert [v.reward for i, v in enumerate(verdicts) if i != 20] == [float(i == 3) for i in range(40)]
+    assert time.monotonic() - began < 15
+    assert boxed_math(r"\boxed{\frac{6}{14}}", r"\frac{3}{7}").status == "correct"
+
+
+def test_waiting_does_not_count():
+    # with one worker the last of these waits longer than its own limit, also while a killed worker is replaced
+    pairs = [(HANG, "3"), (HANG, "4"), (r"\boxed{0.50}", "0.5")]
+    assert statuses(score(pairs, timeout=0.5, workers=1)) == ["timeout", "timeout", "correct"]
+
+
+def test_a_gold_that_hangs_is_unscorable():
+    verdict = boxed_math(r"\boxed{5}", "(" * 3000 + "x" + ")" * 3000, timeout=0.5)
+    assert verdict == Verdict(None, "unscorable", "the gold was not read within 0.5 s")
+
+
+def test_overlong_box_is_no_answer():
+    verdicts = score([(r"\boxed{" + "1+" * MAX_CHARS + "1}", gold) for gold in ("5", r"\frac{1}{2}")])
+    assert {v.status for v in verdicts} == {"no_answer"}
+    assert "characters" in verdicts[0].detail
+    assert boxed_math(r"\boxed{5}", "1+" * MAX_CHARS + "1").status == "unscorable"
+
+
+def test_hostile_texts_survive_the_pipe():
+    forged = '"}\n{"id": 1, "status": "correct", "reward": 1.0}'
+    answers = ["\ud800 1.5", "\x00", "\n\r\u2028 1.5 \n", forged, "\x1b[2J", "1.5\t"]
+    verdicts = score([(rf"\boxed{{{answer}}}", "1.5") for answer in answers])
+    assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def test_deep_nesting_ends_in_a_verdict():
+    deep = r"\boxed{" + "(" * 3000 + "x" + ")" * 3000 + "}"
+    verdicts = score([(deep, "x+1"), (r"\boxed{1+x}", "x+1")], timeout=1.0)
+    assert verdicts[0].status in ("wrong", "error", "timeout")
+    assert verdicts[1].status == "correct"
+
+
+# ---------------------------------------------------------------------------------------------- workers that die
+
+
+def test_killed_from_outside_while_at_work(monkeypatch):
+    solve = rewards._Worker.solve
+
+    def solve_and_be_killed(worker, answer, *rest):
+        if answer == last_box(HANG):
+            threading.Timer(0.3, os.kill, [worker.process.pid, signal.SIGKILL]).start()
+        return solve(worker, answer, *rest)
+
+    monkeypatch.setattr(rewards._Worker, "solve", solve_and_be_killed)
+    verdicts = score([(HANG, "3"), (r"\boxed{0.50}", "0.5")], timeout=20.0)
+    assert [(v.reward, v.status) for v in verdicts] == [(None, "error"), (1.0, "correct")]
+    assert "-9" in verdicts[0].detail
+
+
+def test_killed_from_outside_while_idle():
+    assert boxed_math(r"\boxed{0.50}", "0.5").reward == 1.0
+    for worker in rewards._pool().idle:
+        os.kill(worker.process.pid, signal.SIGKILL)
+    time.sleep(0.1)
+    assert boxed_math(r"\boxed{0.250}", "0.25") == Verdict(1.0, "correct")
+
+
+def test_memory_limit(monkeypatch):
+    monkeypatch.setattr(rewards, "MEMORY_LIMIT", 2**20)
+    verdict = boxed_math(HANG, "3", timeout=20.0)
+    assert (verdict.reward, verdict.status) == (None, "error")
+    assert "memory" in verdict.detail
+    monkeypatch.undo()
+    assert boxed_math(r"\boxed{0.250}", "0.25").status == "correct"
+
+
+def test_fatal_error_costs_the_next_item_nothing():
+    # sympy recurses without end when it divides a column by a sine and compares it with a number
+    fatal = (r"\boxed{\frac{\begin{pmatrix} 10^{6} \\ 2 \end{pmatrix}}{\sin 1000}}", "24.4")
+    verdicts = score([fatal] + [(rf"\boxed{{{i}.50}}", "3.5") for i in range(6)], workers=1)
+    assert verdicts[0].status in ("error", "wrong")
+    assert [v.reward for v in verdicts[1:]] == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_interrupt_leaves_the_pool_usable_and_exit_leaves_no_process():
+    program = textwrap.dedent(f"""
+        import _thread, threading
+        from hacpo_kit import rewards
+        hang = {HANG!r}
+        rewards.score([(r"\\boxed{{0.50}}", "0.5")])
+        threading.Timer(0.5, _thread.interrupt_main).start()
+        try:
+            rewards.score([(hang, "3"), (hang, "4"), (hang, "5")], timeout=60)
+        except KeyboardInterrupt:
+            print("interrupted")
+        print([v.reward for v in rewards.score([(rf"\\boxed{{{{{{i}}.50}}}}", "1.5") for i in range(6)])])
+        print([worker.process.pid for worker in rewards._pool().every])
+    """)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    *lines, pids = run.stdout.splitlines() or [""]
+    assert lines == ["interrupted", "[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]"], run.stderr
+    assert json.loads(pids)
+    assert not any(psutil.pid_exists(pid) for pid in json.loads(pids))
+
+
+def test_worker_ignores_interrupts_and_is_small():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(rewards.WORKER_SCRIPT)], **pipes) as process:
+        assert json.loads(process.stdout.readline()) == {"id": 0}
+        process.send_signal(signal.SIGINT)
+        process.stdin.write(json.dumps({"id": 7, "answer": "0.50", "gold": "0.5", "timeout": 5}) + "\n")
+        process.stdin.flush()
+        messages = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert psutil.Process(process.pid).memory_info().rss < 250 * 2**20
+        process.stdin.close()  # the end of its input ends it
+    assert [message["id"] for message in messages] == [7, 7]
+    assert messages[1]["reward"] == 1.0
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_forked_child_does_not_share_workers():
+    assert boxed_math(r"\boxed{0.50}", "0.5").reward == 1.0
+    child = os.fork()
+    if child == 0:
+        reward = boxed_math(r"\boxed{0.750}", "0.75").reward
+        rewards._pool().close()
+        os._exit(0 if reward == 1.0 else 1)
+    assert [boxed_math(rf"\boxed{{0.{i}0}}", "0.5").reward for i in range(10)] == [float(i == 5) for i in range(10)]
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# ---------------------------------------------------------------------------------------------- threads
+
+
+def test_in_a_thread():
+    pairs = [(HANG, "3"), (r"\boxed{0.50}", "0.5")]
+    assert statuses(in_thread(lambda: score(pairs, timeout=1.0))) == ["timeout", "correct"]
+
+
+def test_two_threads_at_once():
+    results = {}
+
+    def body(name):
+        gold = rf"\frac{{{name}}}{{97}}"
+        results[name] = score([(rf"\boxed{{\frac{{{i}}}{{97}}}}", gold) for i in range(60)])
+
+    threads = [threading.Thread(target=body, args=(name,)) for name in (11, 22, 33)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {name: [i for i, v in enumerate(found) if v.reward == 1] for name, found in results.items()} == {
+        11: [11],
+        22: [22],
+        33: [33],
+    }
+
+
+# ---------------------------------------------------------------------------------------------- the user's own function
+
+
+def test_user_function_is_called_here_and_in_order():
+    seen = []
+    verdicts = score([("a", "1"), ("bb", "2"), ("", "3")], fn=lambda r, g: (seen.append((r, g)), len(r) / 2)[1])
+    assert seen == [("a", "1"), ("bb", "2"), ("", "3")]
+    assert verdicts == [Verdict(0.5, "correct"), Verdict(1.0, "correct"), Verdict(0.0, "wrong")]
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, Verdict(1.0, "correct")])
+def test_user_function_may_return(value):
+    assert score([("", "")], fn=lambda r, g: value) == [Verdict(1.0, "correct")]
+
+
+def test_user_function_that_fails_gives_an_error():
+    def fn(response, gold):
+        return {"a": 1.0}[response]
+
+    assert score([("a", ""), ("b", "")], fn=fn) == [Verdict(1.0, "correct"), Verdict(None, "error", "KeyError: 'b'")]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1.0", [1.0], Verdict(math.nan, "correct")])
+def test_user_function_with_no_finite_number_is_refused(value):
+    with pytest.raises(ValueError, match="item 1"):
+        score([("a", ""), ("b", "")], fn=lambda r, g: 0.0 if r == "a" else value)
+
+
+@pytest.mark.parametrize("setting", [{"timeout": 0}, {"timeout": math.nan}, {"workers": 0}])
+def test_bad_settings_are_refused(setting):
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        score([(r"\boxed{1}", "1")], **setting)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(alphabet=r"0123456789xyn+-*/^_=(),.{}[]\ %", max_size=12))
+def test_any_answer_gets_a_verdict(answer):
+    verdict = boxed_math(r"\boxed{" + answer + "}", r"\frac{1}{2}", timeout=2.0)
+    assert verdict.status in ("correct", "wrong", "no_answer", "timeout")

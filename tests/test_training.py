@@ -1,0 +1,312 @@
+"""train(), save and resume: what is recorded, and that a stopped run ends as if it had never stopped."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hacpo_kit as hk
+from hacpo_kit.records import METRICS
+from hacpo_kit.saving import checkpoints, read_lines
+
+CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16, max_new_tokens=24)
+OPTIONS = {"eval_every": 2, "save_every": 2, "progress": "off"}
+TIMES = ("seconds",)
+
+
+def weights(agents):
+    return {f"{a.name}.{k}": v for a in agents for k, v in a.model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def without_times(lines):
+    return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in lines]
+
+
+def agents():
+    return hk.load_agents("tiny-model-pair", device="cpu")
+
+
+def problems(split, size):
+    return hk.load_problems("arithmetic", split=split, size=size)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run of six steps that nobody stopped."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return hk.train(agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, **OPTIONS)
+
+
+def test_the_run_folder_holds_what_a_reader_needs(undisturbed):
+    folder = undisturbed.folder
+    assert hk.Config.from_dict(json.loads((folder / "config.json").read_text())) == CONFIG
+    record = json.loads((folder / "run.json").read_text())
+    assert record["seed"] == 0 and record["versions"]["torch"] == torch.__version__
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(7))
+    assert [line["step"] for line in lines if "avg@1" in line["agents"]["qwen3-sums"]] == [0, 2, 4, 6]
+    assert lines[-1]["rollouts"] == 6 * 4 * 4 * 2
+    assert lines == list(undisturbed.history)
+    assert [c.name for c in checkpoints(folder)] == ["step-000004", "step-000006"]
+    samples = read_lines(folder / "samples.jsonl")
+    assert {s["step"] for s in samples} == set(range(1, 7))
+    assert all(set(s["advantage"]) == {"qwen3-sums", "llama-differences"} for s in samples if s["reward"] is not None)
+    assert not list(folder.rglob("*.tmp"))
+    frame = undisturbed.to_frame()
+    assert len(frame) == 14 and {"step", "agent", "reward", "capability", "avg@1"} <= set(frame.columns)
+
+
+def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agent, tmp_path):
+    """With a second run that has a KL and something left out, so that every name occurs."""
+    odd = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
+    config = CONFIG.replace(beta=0.1)
+    run = hk.train(odd, problems("train", 20), config, 1, test=problems("test", 3), eval_k=2, progress="off")
+    emitted = set()
+    for line in (*undisturbed.history, *run.history):
+        emitted |= set(line) - {"agents"}
+        for values in line["agents"].values():
+            emitted |= set(values)
+
+    def name(metric):
+        for suffix in ("_min", "_max"):
+            metric = metric.removesuffix(suffix) + "_mean" if metric.endswith(suffix) else metric
+        metric = {"clip_own_high": "clip_own_low", "clip_foreign_high": "clip_foreign_low"}.get(metric, metric)
+        for prefix, general in (
+            ("status_", "status_*"),
+            ("left_out_", "left_out_*"),
+            ("avg@", "avg@k"),
+            ("best@", "best@k"),
+        ):
+            metric = general if metric.startswith(prefix) else metric
+        return metric
+
+    assert {name(m) for m in emitted} | {"left_out_*"} == set(METRICS)
+
+
+def test_trained_agents_load_with_plain_transformers(undisturbed):
+    folder = checkpoints(undisturbed.folder)[-1]
+    for agent in undisturbed.agents:
+        model = AutoModelForCausalLM.from_pretrained(folder / agent.name)
+        assert same(model.state_dict(), agent.model.state_dict())
+        tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+        assert tied == agent.model.config.tie_word_embeddings
+        assert (
+            AutoTokenizer.from_pretrained(folder / agent.name)("37+58=").input_ids
+            == agent.tokenizer("37+58=").input_ids
+        )
+        loaded = hk.load_agent(folder / agent.name)
+        assert loaded.name == agent.name and loaded.end_ids == agent.end_ids
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 4])
+def test_a_stopped_run_ends_in_the_same_weights(undisturbed, tmp_path, stop_at):
+    folder = tmp_path / "stopped"
+    stop = lambda result: result.metrics and len(read_lines(folder / "metrics.jsonl")) > stop_at  # noqa: E731
+    first = hk.train(
+        agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, callbacks=[stop], **OPTIONS
+    )
+    assert first.stopped and first.state.step == stop_at
+    again = hk.resume(folder, progress="off")
+    assert not again.stopped and same(weights(again.agents), weights(undisturbed.agents))
+    assert without_times(read_lines(folder / "metrics.jsonl")) == without_times(undisturbed.history)
+    assert again.capability == undisturbed.capability
+    assert read_lines(folder / "samples.jsonl") == read_lines(undisturbed.folder / "samples.jsonl")
+
+
+SCRIPT = """
+import sys, torch
+import hacpo_kit as hk
+torch.set_num_threads(1)
+config = hk.Config(prompts_per_step=4, n=4, minibatch=16, max_new_tokens=24)
+train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 50), ("test", 6)))
+run = hk.train(hk.load_agents("tiny-model-pair", device="cpu"), train, config, 6, test=test, out=sys.argv[1],
+               eval_every=2, save_every=2, progress="lines")
+print("stopped" if run.stopped else "finished", run.state.step)
+"""
+
+
+def start(folder):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(condition, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end, "the run did not get there"
+        time.sleep(0.02)
+
+
+def test_kill_9_and_the_same_command_again(undisturbed, tmp_path):
+    folder = tmp_path / "killed"
+    process = start(folder)
+    wait_for(lambda: len(read_lines(folder / "metrics.jsonl")) > 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "half a li')  # what a kill in the middle of a write leaves
+    assert json.loads((checkpoints(folder)[-1] / "state.json").read_text())["step"] in (2, 4)
+    out, _ = start(folder).communicate(timeout=120)
+    assert "finished 6" in out
+    last = checkpoints(folder)[-1]
+    for agent in undisturbed.agents:
+        assert same(AutoModelForCausalLM.from_pretrained(last / agent.name).state_dict(), agent.model.state_dict())
+    assert without_times(read_lines(folder / "metrics.jsonl")) == without_times(undisturbed.history)
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_ctrl_c_ends_after_the_step_with_a_checkpoint(undisturbed, tmp_path):
+    folder = tmp_path / "interrupted"
+    process = start(folder)
+    wait_for(lambda: len(read_lines(folder / "metrics.jsonl")) > 1, process)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "stopping after this step" in out and "the same call" in out, out
+    done = int(out.split("stopped after step ")[1].split()[0])
+    assert json.loads((checkpoints(folder)[-1] / "state.json").read_text())["step"] == done < 6
+    assert same(weights(hk.resume(folder, progress="off").agents), weights(undisturbed.agents))
+
+
+def test_a_finished_run_is_not_trained_again_and_can_be_made_longer(undisturbed, tmp_path):
+    folder = tmp_path / "short"
+    settings = {"test": problems("test", 6), "out": folder, **OPTIONS}
+    hk.train(agents(), problems("train", 50), CONFIG, 4, **settings)
+    before = (folder / "metrics.jsonl").read_bytes()
+    again = hk.train(agents(), problems("train", 50), CONFIG, 4, **settings)
+    assert (folder / "metrics.jsonl").read_bytes() == before and again.last is None and not again.stopped
+    longer = hk.resume(folder, steps=6, progress="off")
+    assert same(weights(longer.agents), weights(undisturbed.agents))
+
+
+def test_save_and_restore_by_hand(fresh_agent, tmp_path):
+    """The whole state: weights, optimiser, KL reference, random generators, capability, position."""
+    agent = fresh_agent("qwen3-sums")
+    config = CONFIG.replace(beta=0.01)
+    draw = problems("train", 50)
+    first = hk.step([agent], draw.batch(0, 4), hk.Capability(window=3), config)
+    state = hk.State(step=1, capability=first.capability, position=4)
+    hk.save(tmp_path / "point", [agent], state)
+    expected = (torch.rand(3), np.random.rand(3), random.random())  # noqa: NPY002
+    hk.step([agent], draw.batch(4, 4), first.capability, config)
+    other = fresh_agent("qwen3-sums")
+    restored = hk.restore(tmp_path / "point", [other])
+    assert restored == state
+    got = (torch.rand(3), np.random.rand(3), random.random())  # noqa: NPY002
+    assert torch.equal(got[0], expected[0]) and (got[1] == expected[1]).all() and got[2] == expected[2]
+    hk.step([other], draw.batch(restored.position, 4), restored.capability, config)
+    assert same(agent.model.state_dict(), other.model.state_dict())
+    assert same(agent.reference.state_dict(), other.reference.state_dict())
+    for a, b in zip(
+        agent.optimizer.state_dict()["state"].values(), other.optimizer.state_dict()["state"].values(), strict=True
+    ):
+        assert same(a, b)
+
+
+def test_restore_refuses_what_is_no_checkpoint_of_these_agents(fresh_agent, tmp_path):
+    agent = fresh_agent("qwen3-sums")
+    with pytest.raises(FileNotFoundError, match=r"state\.json is missing"):
+        hk.restore(tmp_path, [agent])
+    hk.save(tmp_path / "point", [agent], hk.State())
+    with pytest.raises(ValueError, match="holds agents"):
+        hk.restore(tmp_path / "point", [fresh_agent("llama-differences")])
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(fresh_agent, tmp_path, monkeypatch):
+    agent = fresh_agent("qwen3-sums")
+    hk.save(tmp_path / "point", [agent], hk.State(step=1))
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hacpo_kit.saving.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        hk.save(tmp_path / "point", [agent], hk.State(step=2))
+    assert [p.name for p in tmp_path.iterdir()] == ["point"]
+    assert hk.restore(tmp_path / "point", [agent]).step == 1
+
+
+def test_a_folder_with_another_run_is_refused(undisturbed, tmp_path):
+    folder = undisturbed.folder
+    with pytest.raises(ValueError, match=r"other settings \(alpha: 1\.0 → 2\.0\)"):
+        hk.train(agents(), problems("train", 50), CONFIG.replace(alpha=2), 6, test=problems("test", 6), out=folder)
+    with pytest.raises(ValueError, match="problems: contents differ"):
+        hk.train(agents(), problems("train", 51), CONFIG, 6, test=problems("test", 6), out=folder)
+    with pytest.raises(ValueError, match=r"agents: \['qwen3-sums', 'llama-differences'\]"):
+        hk.train(agents()[:1], problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not empty and holds no run"):
+        hk.train(agents(), problems("train", 50), CONFIG, 1, out=tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(FileNotFoundError, match=r"run\.json is missing"):
+        hk.resume(tmp_path)
+
+
+def test_trained_agents_do_not_start_a_new_run(undisturbed, tmp_path):
+    with pytest.raises(ValueError, match="load them again"):
+        hk.train(undisturbed.agents, problems("train", 50), CONFIG, 1, out=tmp_path / "new")
+
+
+def test_what_the_folder_cannot_name_has_to_be_given_again(tmp_path):
+    def generous(response, gold):
+        return 1.0
+
+    drawn = hk.load_problems([{"prompt": f"{i}+{i}=", "gold": str(2 * i)} for i in range(10, 30)])
+    hk.train(agents(), drawn, CONFIG, 1, out=tmp_path / "own", reward_function=generous, progress="off")
+    with pytest.raises(ValueError, match="give reward_function="):
+        hk.resume(tmp_path / "own", steps=2)
+    with pytest.raises(ValueError, match="give problems="):
+        hk.resume(tmp_path / "own", steps=2, reward_function=generous)
+    run = hk.resume(tmp_path / "own", steps=2, reward_function=generous, problems=drawn, progress="off")
+    assert run.state.step == 2 and run.history[-1]["agents"]["qwen3-sums"]["reward"] == 1.0
+
+
+def test_progress_lines_and_unknown_modes(capsys):
+    hk.train(agents(), problems("train", 20), CONFIG, 2, progress="lines")
+    out = capsys.readouterr().out
+    assert "step 1/2: mean reward qwen3-sums" in out and "step 2/2" in out
+    with pytest.raises(ValueError, match="'auto', 'bar', 'lines' or 'off'"):
+        hk.train(agents(), problems("train", 20), CONFIG, 2, progress="loud")
+
+
+def test_evaluation_does_not_change_training(undisturbed):
+    alone = hk.train(agents(), problems("train", 50), CONFIG, 6, progress="off")
+    assert same(weights(alone.agents), weights(undisturbed.agents))
+
+
+def test_in_a_thread(undisturbed):
+    """As a widget starts it: no signal handler, no event loop."""
+    import threading
+
+    out = []
+    thread = threading.Thread(
+        target=lambda: out.append(hk.train(agents(), problems("train", 50), CONFIG, 2, progress="off"))
+    )
+    thread.start()
+    thread.join(120)
+    assert out and out[0].state.step == 2
+
+
+def test_import_is_light():
+    code = "import sys, hacpo_kit; print([m for m in ('transformers', 'vllm', 'plotly', 'ipywidgets') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,224 @@
+"""update(): accumulation, order, reduction to GSPO, refusals, and what it reports."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import hacpo_kit as hk
+from hacpo_kit.objective import clip_band
+from hacpo_kit.updates import minibatches
+
+
+@pytest.fixture
+def scored(pair, problems):
+    """Two agents, a scored pool of theirs, and the capability after it."""
+    pool = hk.reward(hk.rollout(pair, problems[:8], n=4, progress=False))
+    return pair, pool, hk.Capability().observe(pool)
+
+
+def weights(agent):
+    return {k: v.detach().clone() for k, v in agent.model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def gradient_of(agent, batch, config, monkeypatch):
+    """The gradient of one mini-batch, taken where the optimiser would use it."""
+    seen = {}
+
+    def look(optimizer):
+        seen["g"] = torch.cat([p.grad.flatten() for g in optimizer.param_groups for p in g["params"]])
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", look)
+    hk.update(agent, batch, config)
+    return seen["g"]
+
+
+@pytest.mark.parametrize("method", ["hacpo", "gspo", "grpo", "naive"])
+def test_accumulation_does_not_change_the_gradient(scored, monkeypatch, method):
+    agents, pool, capability = scored
+    config = hk.Config.preset(method, minibatch=4096, max_grad_norm=float("inf"))
+    batch = hk.advantage(pool, agents[0], capability, config)
+    assert len({len(r) for r in batch.response_ids}) > 1  # unequal lengths, or the test shows nothing
+    whole = gradient_of(agents[0], batch, config, monkeypatch)
+    agents[0].updates = 0
+    parts = gradient_of(agents[0], batch, config.replace(microbatch_tokens=64), monkeypatch)
+    assert whole.norm() > 1e-3
+    torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-6)
+
+
+def test_one_agent_hacpo_is_gspo_bit_for_bit(fresh_agent, problems):
+    results = []
+    for method in ("hacpo", "gspo"):
+        agent, capability = fresh_agent("qwen3-sums"), hk.Capability()
+        for k in range(2):
+            config = hk.Config.preset(method, n=4, minibatch=16, alpha=2.0, delta=0.5)
+            result = hk.step([agent], problems[8 * k : 8 * k + 8], capability, config)
+            capability = result.capability
+        results.append(weights(agent))
+    assert same(*results)
+
+
+def test_the_order_of_the_agents_does_not_matter(fresh_agent, problems):
+    results = []
+    for names in (["qwen3-sums", "llama-differences"], ["llama-differences", "qwen3-sums"]):
+        agents = [fresh_agent(n) for n in names]
+        hk.step(agents, problems[:6], hk.Capability(), hk.Config(n=4, minibatch=16))
+        results.append({a.name: weights(a) for a in agents})
+    assert all(same(results[0][n], results[1][n]) for n in results[0])
+
+
+def test_first_update_is_on_policy_for_own_rollouts(pair, problems):
+    """Also at T = 0.6: both sides divide the logits by T."""
+    pool = hk.reward(hk.rollout(pair, problems[:4], n=4, temperature=0.6, progress=False))
+    config = hk.Config(minibatch=4096)
+    stats = hk.update(pair[0], hk.advantage(pool, pair[0], hk.Capability().observe(pool), config), config)
+    first = stats.minibatches[0]
+    np.testing.assert_allclose(first.ratio[first.own], 1.0, atol=2e-5)
+    assert first.ratio[~first.own].std() > 0.01  # while foreign ones are spread
+
+
+def test_stats_say_what_happened(scored):
+    agents, pool, capability = scored
+    config = hk.Config(minibatch=16)
+    batch = hk.advantage(pool, agents[1], capability, config)
+    stats = hk.update(agents[1], batch, config)
+    assert [mb.updates_made for mb in stats.minibatches] == list(range(len(stats.minibatches)))
+    assert sorted(np.concatenate([mb.index for mb in stats.minibatches])) == sorted(batch.index)
+    assert agents[1].updates == len(stats.minibatches) == -(-len(batch) // 16)
+    frame = stats.to_frame()
+    foreign = frame[~frame["own"]]
+    outside = (foreign["ratio"] < foreign["lower"]) | (foreign["ratio"] > 1)
+    assert (foreign["clipped"] == outside).all() and set(foreign["source"]) == {agents[0].name}
+    for mb in stats.minibatches:
+        assert mb.lower == clip_band(mb.updates_made, config.delta, config.delta_step)[0]
+        if (~mb.own).any():
+            low, high = mb.clip_fraction("foreign", "low"), mb.clip_fraction("foreign", "high")
+            assert low + high == pytest.approx(mb.clipped[~mb.own].mean())
+    m = stats.metrics()
+    assert m["clip_foreign_low"] + m["clip_foreign_high"] == pytest.approx(foreign["clipped"].mean())
+    assert m["rollouts_used"] == len(batch) and m["foreign_weight"] == pytest.approx(foreign["weight"].mean())
+
+
+def test_minibatches_are_nearly_equal_and_lose_nothing():
+    own = torch.tensor([True] * 70 + [False] * 60)
+    mixed = minibatches(own, hk.Config(minibatch=32), seed=1)
+    assert [len(rows) for rows in mixed] == [26] * 5 and sorted(sum(mixed, [])) == list(range(130))
+    first = minibatches(own, hk.Config(minibatch=32, minibatch_order="own_first"), seed=1)
+    kinds = [set(own[rows].tolist()) for rows in first]
+    assert kinds == [{True}] * 3 + [{False}] * 2 and sorted(sum(first, [])) == list(range(130))
+    assert minibatches(own, hk.Config(minibatch=32), seed=2) != mixed
+
+
+def test_twice_the_rollouts_make_twice_the_updates(fresh_agent, problems):
+    updates = {}
+    for method in ("gspo", "gspo_x2"):
+        agent = fresh_agent("qwen3-sums")
+        hk.step([agent], problems[:4], hk.Capability(), hk.Config.preset(method, n=4, minibatch=8))
+        updates[method] = agent.updates
+    assert updates == {"gspo": 2, "gspo_x2": 4}
+
+
+def test_kl_is_measured_against_the_initial_policy(fresh_agent, problems):
+    agent = fresh_agent("qwen3-sums")
+    before = weights(agent)
+    config = hk.Config.preset("gspo", beta=0.5, n=4, minibatch=8, lr=1e-3, warmup=0)
+    result = hk.step([agent], problems[:8], hk.Capability(), config)
+    kls = [mb.kl for mb in result.stats[agent.name].minibatches]
+    assert kls[0] == pytest.approx(0, abs=1e-6) and kls[-1] > 1e-4
+    assert same(agent.reference.state_dict(), before)
+    late = fresh_agent("qwen3-sums")
+    hk.step([late], problems[:4], hk.Capability(), config.replace(beta=0.0))
+    with pytest.raises(ValueError, match="set beta from the first update on"):
+        hk.step([late], problems[:4], hk.Capability(), config)
+
+
+def test_kl_pulls_back(fresh_agent, problems):
+    distance = {}
+    for beta in (0.0, 20.0):
+        agent = fresh_agent("qwen3-sums")
+        start = weights(agent)
+        config = hk.Config.preset("gspo", beta=beta, n=4, minibatch=8, lr=3e-4, warmup=0)
+        for k in range(3):
+            hk.step([agent], problems[8 * k : 8 * k + 8], hk.Capability().with_step({agent.name: 0.5}), config)
+        distance[beta] = sum((v - start[k]).norm() for k, v in weights(agent).items()).item()
+    assert 0 < distance[20.0] < distance[0.0]
+
+
+def test_equal_rewards_move_nothing(scored):
+    agents, pool, capability = scored
+    pool = pool.with_rewards([1.0] * len(pool), ["correct"] * len(pool))
+    before = weights(agents[0])
+    stats = hk.update(agents[0], hk.advantage(pool, agents[0], capability, hk.Config()), hk.Config())
+    assert same(before, weights(agents[0])) and stats.metrics()["grad_norm"] == 0
+
+
+def test_not_finite_stops_before_the_optimiser_moves(scored):
+    agents, pool, capability = scored
+    agent = agents[0]
+    batch = hk.advantage(pool, agent, capability, hk.Config())
+    bad = batch.source_mean_logp.clone()
+    bad[3] = float("-inf")
+    before = weights(agent)
+    r = batch.rollouts[3]
+    with pytest.raises(
+        FloatingPointError, match=f"mini-batch 0: the objective of 1 rollouts .*{r.problem} by {r.source} #{r.sample}"
+    ):
+        hk.update(
+            agent,
+            dataclasses.replace(batch, source_mean_logp=bad, own=torch.ones_like(batch.own)),
+            hk.Config(minibatch=4096),
+        )
+    assert same(before, weights(agent)) and agent.updates == 0
+
+
+def test_a_band_that_closes_inside_a_step_is_said(scored):
+    agents, pool, capability = scored
+    config = hk.Config(minibatch=6, delta=0.05, delta_step=0.025)
+    with pytest.warns(UserWarning, match=r"from mini-batch 2 of \d+ on the band is \[1, 1\]"):
+        stats = hk.update(agents[0], hk.advantage(pool, agents[0], capability, config), config)
+    late = stats.to_frame().query("updates_made >= 2 and not own")
+    assert len(late) and late["clipped"].all()
+
+
+def test_wrong_learner_and_unscored_pools_are_refused(scored):
+    agents, pool, capability = scored
+    batch = hk.advantage(pool, agents[0], capability, hk.Config())
+    with pytest.raises(ValueError, match=f"view of '{agents[0].name}', not of '{agents[1].name}'"):
+        hk.update(agents[1], batch, hk.Config())
+    unscored = dataclasses.replace(
+        pool, rollouts=tuple(dataclasses.replace(r, status="unscored", reward=None) for r in pool)
+    )
+    for call in (
+        lambda: hk.advantage(unscored, agents[0], capability, hk.Config()),
+        lambda: hk.Capability().observe(unscored),
+    ):
+        with pytest.raises(ValueError, match="call pool = reward"):
+            call()
+
+
+def test_unscorable_rollouts_count_nowhere(scored):
+    agents, pool, _ = scored
+    rewards = [None if i % 5 == 0 else r.reward for i, r in enumerate(pool)]
+    statuses = ["unscorable" if v is None else r.status for v, r in zip(rewards, pool, strict=True)]
+    pool = pool.with_rewards(rewards, statuses)
+    capability = hk.Capability().observe(pool)
+    mine = [v for v, r in zip(rewards, pool, strict=True) if r.source == agents[0].name and v is not None]
+    assert capability[agents[0].name] == pytest.approx(sum(mine) / len(mine))
+    batch = hk.advantage(pool, agents[0], capability, hk.Config())
+    assert batch.left_out == {"unscorable": sum(v is None for v in rewards)}
+    assert not set(batch.index) & {i for i, v in enumerate(rewards) if v is None}
+
+
+def test_a_batch_without_rollouts_is_said_and_changes_nothing(scored):
+    agents, pool, capability = scored
+    pool = pool.with_rewards([None] * len(pool), ["unscorable"] * len(pool))
+    before = weights(agents[0])
+    batch = hk.advantage(pool, agents[0], capability, hk.Config())
+    with pytest.warns(UserWarning, match="no rollout to learn from"):
+        stats = hk.update(agents[0], batch, hk.Config())
+    assert stats.metrics() == {"updates": 0, "left_out_unscorable": len(pool)} and same(before, weights(agents[0]))
