@@ -1,6 +1,6 @@
 """HACPO, step by step: prompts go in, every agent answers, a verifier pays, each learner weighs everybody's answers.
 
-    ① rollout  →  ② reward  →  ③ advantage  →  ④ update
+① rollout  →  ② reward  →  ③ advantage  →  ④ update
 """
 
 from importlib import import_module

@@ -85,6 +85,12 @@ class Agent:
         return {self.tokenizer.eos_token_id, *(stored if isinstance(stored, list | tuple) else [stored])} - {None}
 
     @property
+    def control_ids(self) -> set[int]:
+        """Every token that steers instead of standing for text, also special ones that have no role (<|start_header_id|>)."""
+        added = self.tokenizer.added_tokens_decoder
+        return {*self.tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+
+    @property
     def pad_id(self) -> int:
         """The token that fills up rows; never read, since masks come from lengths."""
         return self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
@@ -120,7 +126,10 @@ class Agent:
             )
         # as text first: apply_chat_template(tokenize=True) returns a list, a mapping or a tensor, by version
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template)
-        return self._one_bos(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        bos = self.tokenizer.bos_token_id
+        # a tokenizer that opens every text with BOS was trained so, whether or not the template writes it too
+        opening = [bos] if bos is not None and self.tokenizer("")["input_ids"][:1] == [bos] else []
+        return self._one_bos([*opening, *self.tokenizer(text, add_special_tokens=False)["input_ids"]])
 
     def _one_bos(self, ids: list[int]) -> list[int]:
         bos = self.tokenizer.bos_token_id
@@ -135,15 +144,15 @@ class Agent:
     def view(self, problem: Problem, text: str, *, ended: bool) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
         """A foreign answer in this agent's tokens (prompt, response), or the reason why it cannot be used.
 
-        Reasons: "control_token" (the text would become one here), "lossy_reencoding" (the tokens do not give the text
-        back), "empty" (no token to score), "too_long" (prompt and answer do not fit; never cut).
+        Reasons: "lossy_reencoding" (the tokens do not give the text back), "control_token" (the text would become one
+        here), "empty" (no token to score), "too_long" (prompt and answer do not fit; never cut).
         """
         prompt = self.encode_prompt(problem.prompt)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if set(ids) & set(self.tokenizer.all_special_ids):
-            return "control_token"
         if self.decode(ids) != text:
             return "lossy_reencoding"
+        if self.control_ids.intersection(ids):
+            return "control_token"
         ids = [*ids, self.tokenizer.eos_token_id] if ended else ids
         if not ids:
             return "empty"
@@ -205,11 +214,9 @@ class Agent:
     def save(self, folder: str | Path) -> Path:
         """Writes a plain Hugging Face folder (safetensors, tokenizer, the original generation settings)."""
         folder = Path(folder)
-        self.model.generation_config, neutral = self._stored_generation_config, self.model.generation_config
-        try:
-            self.model.save_pretrained(folder)
-        finally:
-            self.model.generation_config = neutral
+        self.model.save_pretrained(folder)
+        # not through save_pretrained, which refuses settings that many checkpoints have (a temperature, no do_sample)
+        self._stored_generation_config.to_json_file(folder / "generation_config.json")
         self.tokenizer.save_pretrained(folder)
         return folder
 
@@ -271,7 +278,8 @@ def built_in_sets() -> dict[str, dict[str, Any]]:
 def load_agents(names: str | Sequence[str | Agent], **options: Any) -> list[Agent]:
     """Agents of a built-in set ("tiny-model-pair"), or one for each name in a list; `options` as in `load_agent`.
 
-    Agents that would have the same name get #2, #3, … after it. Raises ValueError for an unknown set.
+    Agents that would have the same name get #2, #3, … after it. Raises ValueError for an unknown set, and for one Agent
+    given twice.
     """
     if isinstance(names, str):
         sets = built_in_sets()
@@ -284,11 +292,15 @@ def load_agents(names: str | Sequence[str | Agent], **options: Any) -> list[Agen
     agents = [a if isinstance(a, Agent) else load_agent(a, **options) for a in names]
     if not agents:
         raise ValueError("no agents given")
-    seen: dict[str, int] = {}
+    taken: dict[str, Agent] = {}
     for agent in agents:
-        seen[agent.name] = seen.get(agent.name, 0) + 1
-        if seen[agent.name] > 1:
-            agent.name = f"{agent.name}#{seen[agent.name]}"
+        if taken.get(agent.name) is agent:
+            raise ValueError(f"agent {agent.name!r} is given twice; load it twice to have two agents that learn apart")
+        name, count = agent.name, 1
+        while agent.name in taken:
+            count += 1
+            agent.name = f"{name}#{count}"
+        taken[agent.name] = agent
     return agents
 
 

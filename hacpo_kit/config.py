@@ -92,11 +92,16 @@ class Config:
             "microbatch_tokens",
         ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("alpha", "delta_step", "eps_low", "eps_high", "beta", "weight_decay", "warmup", "lr", "adam_eps"):
+        for name in ("eps_low", "eps_high"):  # inf: no bound
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("alpha", "delta_step", "beta", "weight_decay", "warmup", "lr", "adam_eps"):
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, and finite")
         _require(0 <= self.delta <= 1, "delta", self.delta, "between 0 and 1, since the band is 1 − δ to 1")
         _require(
-            self.temperature > 0, "temperature", self.temperature, "above 0: greedy answers have no log-probability"
+            0 < self.temperature < math.inf,
+            "temperature",
+            self.temperature,
+            "above 0 and finite: greedy answers have no log-probability",
         )
         _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
         for name in ("beta1", "beta2"):

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from hacpo_kit.agents import Agent
 from hacpo_kit.records import Rollout
 from hacpo_kit.rewards import boxed_math, score
-from hacpo_kit.rollouts import sample
+from hacpo_kit.rollouts import check_request, sample
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,13 +69,18 @@ def evaluate(
     Every problem gets `samples` answers (default k). Temperature defaults to 0 (greedy) for one sample and 1 for more.
     Unscorable answers do not count and are reported.
 
-    Raises ValueError for samples < k, or several greedy samples, which would all be the same.
+    Raises ValueError for samples < k, several greedy samples, which would all be the same, a negative temperature, and
+    duplicate agent names or problem ids.
     """
     agents = [agents] if isinstance(agents, Agent) else list(agents)
+    problems = list(problems)
     samples = k if samples is None else samples
     temperature = (0.0 if samples == 1 else 1.0) if temperature is None else temperature
     if not 1 <= k <= samples:
         raise ValueError(f"k={k}, samples={samples}: need 1 ≤ k ≤ samples")
+    check_request(agents, problems, samples, max_new_tokens, batch_size)
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature={temperature}: it must be 0 (greedy) or above")
     if temperature == 0 and samples > 1:
         raise ValueError(f"{samples} greedy answers to one problem are all the same; set temperature > 0 or samples=1")
     results, answers = {}, []

@@ -43,7 +43,8 @@ def rollout(
     """
     agents = [agents] if isinstance(agents, Agent) else list(agents)
     problems = list(problems)
-    _check(agents, problems, n, temperature, top_p, top_k)
+    check_request(agents, problems, n, max_new_tokens, batch_size)
+    _check_distribution(temperature, top_p, top_k)
     rollouts: list[Rollout] = []
     with tqdm(total=len(agents) * len(problems) * n, desc="rollout", unit="rollout", disable=not progress) as bar:
         for agent in agents:
@@ -102,9 +103,10 @@ def _record(
     body = ids[:-1] if ended else ids
     text = agent.decode(body)
     hazard = ""
-    if "�" in text:
-        hazard = "lossy_text"  # bytes that are no character: the text is not what was sampled
-    elif set(body) & set(agent.tokenizer.all_special_ids):
+    # bytes that are no character, or an id without a token (padded vocabularies): the text is not what was sampled
+    if "�" in text or None in agent.tokenizer.convert_ids_to_tokens(list(body)):
+        hazard = "lossy_text"
+    elif agent.control_ids.intersection(body):
         hazard = "control_token"
     unscored = np.full(len(ids), np.nan, dtype=np.float32)
     return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, hazard)
@@ -132,18 +134,25 @@ def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, toke
     return scored
 
 
-def _check(agents, problems, n, temperature, top_p, top_k) -> None:
-    if not agents or not problems or n < 1:
-        raise ValueError(f"need agents, problems and n ≥ 1; got {len(agents)}, {len(problems)} and n={n}")
-    if temperature <= 0:
+def _check_distribution(temperature, top_p, top_k) -> None:
+    if not 0 < temperature < float("inf"):
         raise ValueError(
             f"temperature={temperature}: training needs T > 0; for greedy answers use evaluate(temperature=0)"
         )
-    if top_p < 1 or top_k:
+    if top_p != 1 or top_k:
         raise ValueError(
             f"top_p={top_p}, top_k={top_k}: the scorer computes probabilities of the whole distribution, so the importance "
             "ratio would be wrong; use top_p=1, top_k=0"
         )
+
+
+def check_request(agents, problems, n, max_new_tokens, batch_size) -> None:
+    """Raises ValueError for nothing to do, and for names that stand for two agents or two problems."""
+    if not agents or not problems or n < 1:
+        raise ValueError(f"need agents, problems and n ≥ 1; got {len(agents)}, {len(problems)} and n={n}")
+    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: it must be at least 1")
     for what, names in (("agents", [a.name for a in agents]), ("problems", [p.id for p in problems])):
         twice = sorted({x for x in names if names.count(x) > 1}) if len(set(names)) < len(names) else []
         if twice:

@@ -156,5 +156,7 @@ def test_results_do_not_depend_on_the_order_of_the_rollouts():
     capability = {"A": 0.7, "B": 0.2}
     straight = group_advantages(r, prompts, sources, "A", capability).advantages
     order = torch.randperm(24, generator=generator)
-    shuffled = group_advantages(r[order], [prompts[i] for i in order], [sources[i] for i in order], "A", capability).advantages
+    shuffled = group_advantages(
+        r[order], [prompts[i] for i in order], [sources[i] for i in order], "A", capability
+    ).advantages
     torch.testing.assert_close(shuffled, straight[order])

@@ -51,6 +51,8 @@ def sample(
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         attention[row, width - len(prompt) :] = 1
+    # generate() fills what is unset from here; neutral again, should someone have set it since the agent was made
+    agent.model.generation_config = neutral_generation_config(agent)
     devices = [agent.device] if agent.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
