@@ -213,6 +213,8 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
     pool.check_complete()
     taught_by = pool.agents if config.sources == "all" else (agent.name,)
     usable = [i for i, r in enumerate(pool) if r.source in taught_by and r.reward is not None]
+    # sources by name: neither sums nor mini-batches may depend on the order in which the agents were given
+    usable.sort(key=lambda i: pool.rollouts[i].source)
     offered = sum(r.source in taught_by for r in pool)
     left_out = {"unscorable": offered - len(usable)} if offered > len(usable) else {}
 

@@ -128,7 +128,7 @@ class Agent:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template)
         bos = self.tokenizer.bos_token_id
         # a tokenizer that opens every text with BOS was trained so, whether or not the template writes it too
-        opening = [bos] if bos is not None and self.tokenizer("")["input_ids"][:1] == [bos] else []
+        opening = [bos] if bos is not None and self.tokenizer("a")["input_ids"][:1] == [bos] else []
         return self._one_bos([*opening, *self.tokenizer(text, add_special_tokens=False)["input_ids"]])
 
     def _one_bos(self, ids: list[int]) -> list[int]:

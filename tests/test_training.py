@@ -18,7 +18,7 @@ import hacpo_kit as hk
 from hacpo_kit.records import METRICS
 from hacpo_kit.saving import checkpoints, read_lines
 
-CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16, max_new_tokens=24)
+CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 OPTIONS = {"eval_every": 2, "save_every": 2, "progress": "off"}
 TIMES = ("seconds",)
 
@@ -131,7 +131,7 @@ SCRIPT = """
 import sys, torch
 import hacpo_kit as hk
 torch.set_num_threads(1)
-config = hk.Config(prompts_per_step=4, n=4, minibatch=16, max_new_tokens=24)
+config = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 50), ("test", 6)))
 run = hk.train(hk.load_agents("tiny-model-pair", device="cpu"), train, config, 6, test=test, out=sys.argv[1],
                eval_every=2, save_every=2, progress="lines")

@@ -1,0 +1,153 @@
+"""Shared fixtures: agents as good as new for every test, small problem sets, tokenizers that show one thing each."""
+
+import copy
+import itertools
+import os
+from functools import cache
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported: no test asks a network
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import hacpo_kit as hk
+from hacpo_kit.engines import transformers as engine
+
+torch.set_num_threads(1)  # sums in one order, so the same bits every time
+
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@cache
+def _loaded(name):
+    return hk.load_agent(name, device="cpu")
+
+
+@pytest.fixture
+def fresh_agent():
+    """fresh_agent("qwen3-sums"): a built-in agent, read from its folder once and copied for every call."""
+    return lambda name: copy.deepcopy(_loaded(name))
+
+
+@pytest.fixture
+def qwen(fresh_agent):
+    """One token per byte, no BOS, two end tokens, tied embeddings."""
+    return fresh_agent("qwen3-sums")
+
+
+@pytest.fixture
+def llama(fresh_agent):
+    r"""`\boxed{` is one token, the tokenizer adds a BOS, embeddings are not tied."""
+    return fresh_agent("llama-differences")
+
+
+@pytest.fixture
+def pair(qwen, llama):
+    """Two agents with different tokenizers."""
+    return [qwen, llama]
+
+
+@pytest.fixture(scope="session")
+def problems():
+    """Training problems of the built-in family."""
+    return hk.load_problems("arithmetic", split="train", size=40)
+
+
+@pytest.fixture
+def uneven():
+    """Three problems whose prompts differ much in length."""
+    return hk.load_problems(
+        [{"prompt": "1+1=", "gold": "2"}, {"prompt": "37+58=", "gold": "95"}, {"prompt": "What is 90-75=", "gold": "15"}]
+    )
+
+
+def byte_tokenizer(*, merges=(), specials=("<end>",), unnamed=(), prefix="", suffix="", **roles):
+    """Byte-level BPE; `roles` as bos_token="<s>"; `unnamed` special tokens have no role; `prefix`, `suffix` are added."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = [*alphabet, *dict.fromkeys("".join(m) for m in merges)]
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(vocabulary)}, [tuple(m) for m in merges]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (*specials, *unnamed)])
+    if prefix or suffix:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{prefix} $A {suffix}".strip(),
+            special_tokens=[(t, tokenizer.token_to_id(t)) for t in (prefix, suffix) if t],
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{"eos_token": "<end>", **roles})
+
+
+def word_tokenizer(words, **roles):
+    """Whole words only: whatever else is in a text becomes <unk>."""
+    vocabulary = {w: i for i, w in enumerate([*words, "<unk>", "<end>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken("<unk>", special=True), AddedToken("<end>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>", **roles)
+
+
+@pytest.fixture
+def tokenizers():
+    """The makers of special tokenizers: tokenizers.bytes(...), tokenizers.words([...])."""
+
+    class Makers:
+        bytes = staticmethod(byte_tokenizer)
+        words = staticmethod(word_tokenizer)
+
+    return Makers
+
+
+@pytest.fixture
+def tiny_agent():
+    """tiny_agent(tokenizer, …): a small model with random weights; `positions`, `extra` rows of the embedding, `seed`."""
+
+    def make(tokenizer=None, *, name="tiny", positions=256, extra=0, seed=0, **options):
+        tokenizer = byte_tokenizer() if tokenizer is None else tokenizer
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    **TINY,
+                    vocab_size=len(tokenizer) + extra,
+                    max_position_embeddings=positions,
+                    bos_token_id=tokenizer.bos_token_id,
+                    eos_token_id=tokenizer.eos_token_id,
+                    pad_token_id=tokenizer.pad_token_id,
+                )
+            )
+        return hk.Agent(model, tokenizer, name=name, **options)
+
+    return make
+
+
+@pytest.fixture
+def write(monkeypatch):
+    """write(agent, answers): from now on the agent samples these token ids, over and over, up to the length limit."""
+    scripts, sampled = {}, engine.sample
+
+    def sample(agent, prompts, **settings):
+        if agent.name not in scripts:
+            return sampled(agent, prompts, **settings)
+        rows = [next(scripts[agent.name])[: settings["max_new_tokens"]] for _ in prompts]
+        return [engine._until_end(list(row), agent.end_ids) for row in rows]
+
+    monkeypatch.setattr(engine, "sample", sample)
+
+    def script(agent, answers):
+        scripts[agent.name] = itertools.cycle([list(a) for a in answers])
+
+    return script
+
+
+@pytest.fixture
+def say(write):
+    """say(agent, texts): as `write`, but texts in the agent's own tokens, each closed by its end token."""
+
+    def script(agent, texts):
+        encode = agent.tokenizer
+        write(agent, [[*encode(t, add_special_tokens=False)["input_ids"], encode.eos_token_id] for t in texts])
+
+    return script
