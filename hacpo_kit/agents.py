@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Agent:
     """A language model that answers, is scored and is updated; `name` is how pools, batches and metrics refer to it.
 
-    `updates` counts optimiser updates since loading; together with the run's seed it fixes every random choice.
+    `updates` counts optimiser updates since loading, `steps` the calls of `update`; with the run's seed they fix every
+    random choice and the learning rate.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Agent:
         self.name, self.model, self.tokenizer, self.origin = name, model.eval(), tokenizer, origin
         self.chat = prompt_format == "chat" or (prompt_format == "auto" and bool(tokenizer.chat_template))
         self.template = dict(template or {})
-        self.updates = 0
+        self.updates = self.steps = 0
         self.optimizer: torch.optim.Optimizer | None = None
         self.reference = None  # frozen copy of the initial policy, made by the first update with beta > 0
         self._stored_generation_config = model.generation_config
@@ -194,8 +195,8 @@ class Agent:
         """The optimiser with this config's settings and the learning rate of the next update (linear warm-up)."""
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.model.parameters())
-        # lr(u) = lr · min(1, (u + 1) / warmup)
-        lr = config.lr * min(1.0, (self.updates + 1) / max(1, config.warmup))
+        # lr(t) = lr · min(1, (t + 1) / warmup), t whole steps: methods that make more updates a step do not warm up sooner
+        lr = config.lr * min(1.0, (self.steps + 1) / max(1, config.warmup))
         for group in self.optimizer.param_groups:
             group.update(
                 lr=lr, betas=(config.beta1, config.beta2), eps=config.adam_eps, weight_decay=config.weight_decay

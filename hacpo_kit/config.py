@@ -71,7 +71,7 @@ class Config:
     )
     microbatch_tokens: int = _setting(16384, "padded tokens in one forward and backward pass", unit="tokens")
     lr: float = _setting(2e-4, "learning rate of AdamW (paper: 1e-6)")
-    warmup: int = _setting(8, "updates over which the learning rate rises linearly", unit="updates")
+    warmup: int = _setting(8, "steps over which the learning rate rises linearly", unit="steps")
     beta1: float = _setting(0.9, "AdamW, decay of the first moment")
     beta2: float = _setting(0.99, "AdamW, decay of the second moment")
     adam_eps: float = _setting(1e-8, "AdamW, added to the denominator")

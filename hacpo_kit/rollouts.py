@@ -163,8 +163,8 @@ def _warn_if_cut(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int)
     share = sum(not r.ended for r in rollouts) / len(rollouts)
     if share > 0.25:
         warnings.warn(
-            f"{share:.0%} of the answers of agent {agent.name!r} were cut at {max_new_tokens} tokens and can hardly earn a reward; "
-            "raise max_new_tokens",
+            f"{share:.0%} of the answers of agent {agent.name!r} were cut at {max_new_tokens} tokens and can hardly "
+            "earn a reward; raise max_new_tokens",
             stacklevel=3,
         )
 

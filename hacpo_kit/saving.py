@@ -129,7 +129,7 @@ def restore(folder: str | Path, agents: Sequence[Agent]) -> State:
     if names != [a.name for a in agents]:
         raise ValueError(f"checkpoint {folder} holds agents {names}, not {[a.name for a in agents]}")
     for agent, entry in zip(agents, stored["agents"], strict=True):
-        _restore_agent(agent, folder, entry["updates"])
+        _restore_agent(agent, folder, entry)
     tensors = load_file(folder / "random.safetensors")
     torch.set_rng_state(tensors["torch"])
     keys = tensors["numpy_keys"].numpy().astype(np.uint32)
@@ -146,15 +146,15 @@ def _capability(stored: Mapping[str, Any]) -> Capability:
 
 def _describe(agent: Agent) -> dict[str, Any]:
     return {
-        "name": agent.name, "origin": agent.origin, "updates": agent.updates,
+        "name": agent.name, "origin": agent.origin, "updates": agent.updates, "steps": agent.steps,
         "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
         "dtype": str(agent.model.dtype).removeprefix("torch."),
     }  # fmt: skip
 
 
-def _restore_agent(agent: Agent, folder: Path, updates: int) -> None:
+def _restore_agent(agent: Agent, folder: Path, entry: Mapping[str, Any]) -> None:
     _load_weights(agent.model, folder / agent.name)
-    agent.updates = updates
+    agent.updates, agent.steps = entry["updates"], entry["steps"]
     agent.reference = None
     if (folder / f"{agent.name}.reference").exists():
         agent.reference = (

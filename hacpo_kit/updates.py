@@ -32,6 +32,7 @@ def update(agent: Agent, batch: Batch, config: Config) -> StepStats:
     order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, agent.updates))
     _warn_if_band_closes(agent, batch, order, config)
     done = tuple(_one_update(agent, batch, rows, m, config) for m, rows in enumerate(order))
+    agent.steps += 1
     return StepStats(agent.name, done, batch.left_out, sources)
 
 

@@ -10,14 +10,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported: no te
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import hacpo_kit as hk
 from hacpo_kit.engines import transformers as engine
 
 torch.set_num_threads(1)  # sums in one order, so the same bits every time
 
-TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}  # large weights: positions must matter
 
 
 @cache
@@ -59,7 +60,11 @@ def problems():
 def uneven():
     """Three problems whose prompts differ much in length."""
     return hk.load_problems(
-        [{"prompt": "1+1=", "gold": "2"}, {"prompt": "37+58=", "gold": "95"}, {"prompt": "What is 90-75=", "gold": "15"}]
+        [
+            {"prompt": "1+1=", "gold": "2"},
+            {"prompt": "37+58=", "gold": "95"},
+            {"prompt": "What is 90-75=", "gold": "15"},
+        ]
     )
 
 
@@ -102,21 +107,21 @@ def tokenizers():
 
 @pytest.fixture
 def tiny_agent():
-    """tiny_agent(tokenizer, …): a small model with random weights; `positions`, `extra` rows of the embedding, `seed`."""
+    """tiny_agent(tokenizer, …): a small Llama, or GPT-2 with its `absolute` positions, with random weights from `seed`.
 
-    def make(tokenizer=None, *, name="tiny", positions=256, extra=0, seed=0, **options):
+    It reads `positions` tokens and has `extra` embeddings that are no token.
+    """
+
+    def make(tokenizer=None, *, name="tiny", positions=256, extra=0, seed=0, absolute=False, **options):
         tokenizer = byte_tokenizer() if tokenizer is None else tokenizer
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            model = LlamaForCausalLM(
-                LlamaConfig(
-                    **TINY,
-                    vocab_size=len(tokenizer) + extra,
-                    max_position_embeddings=positions,
-                    bos_token_id=tokenizer.bos_token_id,
-                    eos_token_id=tokenizer.eos_token_id,
-                    pad_token_id=tokenizer.pad_token_id,
-                )
+            ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+            size = {"vocab_size": len(tokenizer) + extra, "max_position_embeddings": positions, **ids}
+            model = (
+                GPT2LMHeadModel(GPT2Config(**GPT2, **size))
+                if absolute
+                else LlamaForCausalLM(LlamaConfig(**LLAMA, **size))
             )
         return hk.Agent(model, tokenizer, name=name, **options)
 

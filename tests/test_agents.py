@@ -24,7 +24,7 @@ THINKING = BARE + "{% if enable_thinking is defined and enable_thinking is false
 
 @pytest.fixture
 def with_bos(tokenizers):
-    """A tokenizer that puts <s> in front of every text, or ends every text with `suffix`."""
+    """A tokenizer with a BOS, which it puts in front of every text unless prefix=""."""
 
     def make(prefix="<s>", **options):
         return tokenizers.bytes(specials=("<s>", "<end>"), bos_token="<s>", prefix=prefix, **options)
@@ -46,7 +46,9 @@ def test_a_prompt_has_exactly_one_bos_whoever_writes_it(tiny_agent, with_bos, te
     assert agent.decode(ids) == "<s>" + shown.removeprefix("<s>")
 
 
-@pytest.mark.parametrize(("template", "text"), [(None, "1+1="), (BARE, "[user]1+1=[me]"), (WITH_BOS, "<s>[user]1+1=[me]")])
+@pytest.mark.parametrize(
+    ("template", "text"), [(None, "1+1="), (BARE, "[user]1+1=[me]"), (WITH_BOS, "<s>[user]1+1=[me]")]
+)
 def test_a_tokenizer_that_does_not_add_its_bos_gets_one_only_from_the_template(tiny_agent, with_bos, template, text):
     agent = tiny_agent(with_bos(prefix="", chat_template=template))
     assert agent.decode(agent.encode_prompt("1+1=")) == text
@@ -152,7 +154,9 @@ def test_padding_falls_back_to_the_end_token_and_length_to_the_tokenizer(tiny_ag
 
 def test_an_agent_says_what_it_is(qwen):
     qwen.updates = 3
-    assert re.fullmatch(r"Agent\('qwen3-sums': Qwen3ForCausalLM, [\d,]+ parameters, 258 tokens, 3 updates\)", repr(qwen))
+    assert re.fullmatch(
+        r"Agent\('qwen3-sums': Qwen3ForCausalLM, [\d,]+ parameters, 258 tokens, 3 updates\)", repr(qwen)
+    )
 
 
 # ── the optimiser ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,7 +166,8 @@ def test_the_learning_rate_rises_linearly_and_settings_reach_the_optimiser(tiny_
     agent = tiny_agent()
     config = hk.Config(lr=0.8, warmup=4, beta1=0.5, beta2=0.6, adam_eps=1e-3, weight_decay=0.1)
     rates = []
-    for agent.updates in range(6):
+    agent.updates = 50  # warm-up counts steps, so that more updates a step do not shorten it
+    for agent.steps in range(6):
         group = agent.prepare_update(config).param_groups[0]
         rates.append(group["lr"])
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
@@ -243,7 +248,7 @@ def test_a_folder_with_pickled_weights_only_is_refused_unread(llama, tmp_path):
 
     torch.save({"lm_head.weight": Bomb()}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(OSError, match="model.safetensors"):
+    with pytest.raises(OSError, match=r"model\.safetensors"):
         hk.load_agent(folder, device="cpu")
     assert not (tmp_path / "exploded").exists()
 
@@ -264,7 +269,10 @@ def test_code_in_a_checkpoint_is_not_run_unless_asked_for(llama, tmp_path, monke
         "class OddModel(LlamaForCausalLM):\n    config_class = OddConfig\n"
     )
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "odd", "auto_map": {"AutoConfig": "evil.OddConfig", "AutoModelForCausalLM": "evil.OddModel"}}
+    config |= {
+        "model_type": "odd",
+        "auto_map": {"AutoConfig": "evil.OddConfig", "AutoModelForCausalLM": "evil.OddModel"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     with pytest.raises(ValueError, match="trust_remote_code"):
@@ -295,7 +303,7 @@ def test_a_built_in_set_loads_by_name_in_order():
 def test_an_unknown_set_is_an_error_that_suggests_one():
     with pytest.raises(ValueError, match="unknown set of agents 'tiny-modle-pair'; did you mean 'tiny-model-pair'"):
         hk.load_agents("tiny-modle-pair")
-    with pytest.raises(ValueError, match="'qwen3-sums'.*give a list for agents of your own"):
+    with pytest.raises(ValueError, match=r"'qwen3-sums'.*give a list for agents of your own"):
         hk.load_agents("qwen3-sums")
     with pytest.raises(ValueError, match="no agents given"):
         hk.load_agents([])
@@ -326,7 +334,9 @@ def test_missing_folders_and_folders_without_a_model_are_named(tmp_path):
 
 def test_a_hub_id_without_a_network_says_what_was_tried():
     """In a process of its own, since the hub's client reads the switch when it is imported."""
-    code = "import hacpo_kit as hk\ntry: hk.load_agent('some-org/some-model')\nexcept OSError as e: print('OSError:', e)"
+    code = (
+        "import hacpo_kit as hk\ntry: hk.load_agent('some-org/some-model')\nexcept OSError as e: print('OSError:', e)"
+    )
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("OSError: cannot load 'some-org/some-model': it is no built-in agent (")
@@ -337,7 +347,9 @@ def test_a_hub_id_without_a_network_says_what_was_tried():
 def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(llama, tmp_path):
     llama.tokenizer.add_tokens(["<one>", "<two>"])
     folder = llama.save(tmp_path / "grown")
-    with pytest.raises(ValueError, match=r"tokenizer has 273 tokens, the model 271 embeddings.*resize_token_embeddings"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer has 273 tokens, the model 271 embeddings.*resize_token_embeddings"
+    ):
         hk.load_agent(folder, device="cpu")
 
 
@@ -351,7 +363,7 @@ def test_low_precision_is_loaded_with_a_warning():
 
 def test_built_in_agents_can_lie_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HACPO_KIT_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="no built-in agents at .*set HACPO_KIT_DATA"):
+    with pytest.raises(FileNotFoundError, match=r"no built-in agents at .*set HACPO_KIT_DATA"):
         hk.load_agents("tiny-model-pair")
     original = Path(hk.__file__).parent.parent / "data" / "agents" / "qwen3-sums"
     shutil.copytree(original, data_folder() / "agents" / "mine")

@@ -219,7 +219,7 @@ def test_save_and_restore_by_hand(fresh_agent, tmp_path):
     for a, b in zip(
         agent.optimizer.state_dict()["state"].values(), other.optimizer.state_dict()["state"].values(), strict=True
     ):
-        assert same(a, b)
+        assert same(a, dict(b))
 
 
 def test_restore_refuses_what_is_no_checkpoint_of_these_agents(fresh_agent, tmp_path):
