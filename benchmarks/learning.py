@@ -1,7 +1,8 @@
 """Do two different agents learn faster together? Several methods and seeds on one built-in set, and the summary.
 
     python benchmarks/learning.py                       # writes reports/learning/
-    python benchmarks/learning.py --seeds 2 --steps 6 --out /tmp/try
+    python benchmarks/learning.py --seeds 2 --steps 6 --out tried
+    python benchmarks/learning.py --settings            # how learning rate and warm-up were chosen
 
 Runs that are finished are not repeated; a stopped one goes on.
 """
@@ -9,6 +10,7 @@ Runs that are finished are not repeated; a stopped one goes on.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 from pathlib import Path
@@ -31,10 +33,13 @@ def main() -> None:
     parser.add_argument("--agents", default="tiny-model-pair")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--test-size", type=int, default=400)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "learning")
+    parser.add_argument("--settings", action="store_true", help="the grid behind the default lr and warmup")
     args = parser.parse_args()
+    if args.settings:
+        return settings_grid(args)
     methods = args.methods.split(",")
     frames = [one_run(args, m, seed) for seed in range(args.seeds) for m in methods]
     curves = pd.concat(frames, ignore_index=True)
@@ -47,9 +52,32 @@ def main() -> None:
     print(json.dumps(summary(curves, args)["claims"], indent=2))
 
 
-def one_run(args: argparse.Namespace, method: str, seed: int) -> pd.DataFrame:
+def settings_grid(args: argparse.Namespace) -> None:
+    """Both arms with the same settings, on seeds that the reported runs do not use."""
+    rows = []
+    for lr, warmup in itertools.product((1e-4, 1.5e-4, 2e-4), (2, 4, 8)):
+        for method, seed in itertools.product(("gspo", "hacpo"), (100, 101)):
+            frame = one_run(args, method, seed, lr=lr, warmup=warmup)
+            means = frame.groupby("step")["avg@1"].mean()
+            rows.append(
+                {
+                    "lr": lr,
+                    "warmup": warmup,
+                    "method": method,
+                    "seed": seed,
+                    **{f"step {s}": v for s, v in means.items()},
+                }
+            )
+    table = pd.DataFrame(rows).groupby(["lr", "warmup", "method"]).mean().drop(columns="seed").round(4)
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_json(args.out / "settings.json", table.reset_index().to_dict("records"))
+    print(table.to_string())
+
+
+def one_run(args: argparse.Namespace, method: str, seed: int, **settings: float) -> pd.DataFrame:
     """Accuracy of every agent over the steps of one run."""
-    config = hk.Config.preset(method, seed=seed)
+    config = hk.Config.preset(method, seed=seed, **settings)
+    name = "-".join([args.agents, method, str(seed), *map(str, settings.values())])
     run = hk.train(
         hk.load_agents(args.agents),
         hk.load_problems("arithmetic", split="train"),
@@ -58,11 +86,11 @@ def one_run(args: argparse.Namespace, method: str, seed: int) -> pd.DataFrame:
         test=hk.load_problems("arithmetic", split="test", size=args.test_size),
         eval_every=2,
         save_every=args.steps,
-        out=ROOT / "reports" / "runs" / args.out.name / f"{args.agents}-{method}-{seed}",
+        out=ROOT / "reports" / "runs" / args.out.name / name,
         progress="off",
     )
     frame = run.to_frame().dropna(subset=["avg@1"])[["step", "rollouts", "tokens", "seconds", "agent", "avg@1"]]
-    print(f"{method} seed {seed}: {frame[frame['step'] == args.steps]['avg@1'].mean():.3f}", flush=True)
+    print(f"{name}: {frame[frame['step'] == args.steps]['avg@1'].mean():.3f}", flush=True)
     return frame.assign(method=method, seed=seed, run=f"{method}-{seed}")
 
 

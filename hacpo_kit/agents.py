@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -215,10 +216,14 @@ class Agent:
     def save(self, folder: str | Path) -> Path:
         """Writes a plain Hugging Face folder (safetensors, tokenizer, the original generation settings)."""
         folder = Path(folder)
-        self.model.save_pretrained(folder)
-        # not through save_pretrained, which refuses settings that many checkpoints have (a temperature, no do_sample)
-        self._stored_generation_config.to_json_file(folder / "generation_config.json")
-        self.tokenizer.save_pretrained(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary, quiet():
+            self.model.save_pretrained(temporary)
+            # not through save_pretrained, which refuses settings that many checkpoints have (a temperature, no do_sample)
+            self._stored_generation_config.to_json_file(Path(temporary) / "generation_config.json")
+            self.tokenizer.save_pretrained(temporary)
+            for file in Path(temporary).iterdir():  # renamed when complete: no reader finds half a file
+                file.replace(folder / file.name)
         return folder
 
 
@@ -239,17 +244,21 @@ def align(
     return ids, attention, attention[:, left:].bool()
 
 
-def microbatches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Rows sorted by length, in groups of at most `tokens` padded tokens (a single longer row stands alone).
+def microbatches(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], tokens: int
+) -> Iterator[list[int]]:
+    """Rows sorted by length, in groups that `align` pads to at most `tokens` (a single longer row stands alone).
 
-    >>> list(microbatches([5, 2, 4, 2], tokens=8))
+    >>> list(microbatches([[1], [1], [1], [1]], [[2] * 4, [2], [2] * 3, [2]], tokens=8))
     [[1, 3], [2], [0]]
     """
     group: list[int] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if group and (len(group) + 1) * lengths[row] > tokens:
+    left = right = 0
+    for row in sorted(range(len(prompts)), key=lambda i: (len(responses[i]), len(prompts[i]))):
+        left, right = max(left, len(prompts[row])), max(right, len(responses[row]))
+        if group and (len(group) + 1) * (left + right) > tokens:
             yield group
-            group = []
+            group, left, right = [], len(prompts[row]), len(responses[row])
         group.append(row)
     if group:
         yield group
@@ -328,7 +337,7 @@ def load_agent(
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
     try:
-        with _quiet_loading():
+        with quiet():
             tokenizer = AutoTokenizer.from_pretrained(where, **options)
             model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True, **options)
     except OSError as error:
@@ -359,8 +368,8 @@ def load_agent(
 
 
 @contextlib.contextmanager
-def _quiet_loading():
-    """Without transformers' bar over the weights, which would be stored in every notebook."""
+def quiet():
+    """Without transformers' bars over weights and shards, which would be stored in every notebook."""
     from transformers.utils import logging
 
     was_on = logging.is_progress_bar_enabled()

@@ -70,8 +70,8 @@ class Config:
         "mixed", "own and foreign rollouts shuffled together, or all own ones first", source="recipe: own_first"
     )
     microbatch_tokens: int = _setting(16384, "padded tokens in one forward and backward pass", unit="tokens")
-    lr: float = _setting(2e-4, "learning rate of AdamW (paper: 1e-6)")
-    warmup: int = _setting(8, "steps over which the learning rate rises linearly", unit="steps")
+    lr: float = _setting(1e-4, "learning rate of AdamW (paper: 1e-6)")
+    warmup: int = _setting(4, "steps over which the learning rate rises linearly", unit="steps")
     beta1: float = _setting(0.9, "AdamW, decay of the first moment")
     beta2: float = _setting(0.99, "AdamW, decay of the second moment")
     adam_eps: float = _setting(1e-8, "AdamW, added to the denominator")

@@ -37,7 +37,7 @@ class Experiment:
     delta: float | None = None
     delta_step: float | None = None
     window: int = 5
-    lr: float = 2e-4
+    lr: float = 1e-4
     minibatch: int = 128  # rollouts in one optimiser update
     max_new_tokens: int = 32
     seed: int = 0
@@ -158,7 +158,8 @@ def run_notebook(
         raise ValueError(f"name {name!r}: use letters, digits and . _ - + = only, since it becomes a file name")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    parameters = dict(parameters)
+    # a parameter takes what its default is; one whose default is None takes anything
+    parameters = {k: v if known[k] is None else coerce(k, v, type(known[k])) for k, v in parameters.items()}
     if "out" in known:
         parameters.setdefault("out", str((out / name).resolve()))
     executed, html = out / f"{name}.ipynb", out / f"{name}.html"

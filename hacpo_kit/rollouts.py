@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,16 +118,14 @@ def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, toke
 
     Raises FloatingPointError, naming the rollouts, if one is not finite.
     """
-    from dataclasses import replace
-
     logps: list[np.ndarray | None] = [None] * len(rollouts)
-    lengths = [len(r.prompt_ids) + len(r.token_ids) for r in rollouts]
-    for rows in microbatches(lengths, tokens):
-        prompts, responses = [rollouts[i].prompt_ids for i in rows], [rollouts[i].token_ids for i in rows]
+    prompts, responses = [r.prompt_ids for r in rollouts], [r.token_ids for r in rollouts]
+    for rows in microbatches(prompts, responses, tokens):
         with torch.no_grad():
-            values, _ = agent.logprobs(prompts, responses, temperature=temperature)
-        for i, row, response in zip(rows, values.cpu().numpy(), responses, strict=True):
-            logps[i] = row[: len(response)].copy()
+            some = ([p[i] for i in rows] for p in (prompts, responses))
+            values, _ = agent.logprobs(*some, temperature=temperature)
+        for i, row in zip(rows, values.cpu().numpy(), strict=True):
+            logps[i] = row[: len(responses[i])].copy()
     scored = [replace(r, logps=v) for r, v in zip(rollouts, logps, strict=True)]
     bad = [f"{r.problem}/{r.sample}" for r in scored if not np.isfinite(r.logps).all()]
     if bad:

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
-from hacpo_kit.agents import Agent
+from hacpo_kit.agents import Agent, quiet
 
 KEEP = 2  # checkpoints kept: the last, and the one before it should the last be damaged
 
@@ -94,7 +94,8 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
         for agent in agents:
             agent.save(temporary / agent.name)
             if agent.reference is not None:
-                agent.reference.save_pretrained(temporary / f"{agent.name}.reference")
+                with quiet():
+                    agent.reference.save_pretrained(temporary / f"{agent.name}.reference")
             save_file(_optimizer_tensors(agent), temporary / f"{agent.name}.optimizer.safetensors")
         save_file(_random_tensors(), temporary / "random.safetensors")
         python = random.getstate()
@@ -175,7 +176,8 @@ def _restore_agent(agent: Agent, folder: Path, entry: Mapping[str, Any]) -> None
 
 def _load_weights(model, folder: Path) -> None:
     """Through from_pretrained, which knows shards and tied weights; in place, so that nothing loses its model."""
-    loaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+    with quiet():
+        loaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
     model.load_state_dict(loaded.state_dict())
 
 

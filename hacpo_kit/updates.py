@@ -56,8 +56,8 @@ def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Con
     ratio, clipped = np.empty(len(rows), np.float32), np.empty(len(rows), bool)
     loss, kl_sum = 0.0, 0.0
     own_count = int(batch.own[rows].sum())
-    lengths = [len(batch.prompt_ids[i]) + len(batch.response_ids[i]) for i in rows]
-    for micro in microbatches(lengths, config.microbatch_tokens):
+    prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
+    for micro in microbatches(prompts, responses, config.microbatch_tokens):
         objective, s, hit, kl = _micro_objective(agent, batch, [rows[i] for i in micro], m, config)
         # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
         part = -objective.sum() / len(rows)

@@ -86,14 +86,17 @@ def test_a_reward_of_ones_own(tiny_agent, say):
     say(agent, ["abc", "abcd"])
     asked = []
 
-    def half_the_length(response, gold):
+    def by_length(response, gold):
         asked.append((response, gold))
         return len(response) / 4
 
-    result = hk.evaluate(agent, SUMS, reward_function=half_the_length, progress=False)
+    result = hk.evaluate(agent, SUMS, reward_function=by_length, progress=False)
     assert asked == [("abc", "2"), ("abcd", "4")]
     assert result["tiny"]["avg@1"] == 0.875 and result["tiny"]["correct"] == 1  # 0.75 is not all of it
     assert [r.reward for r in result.answers] == [0.75, 1.0]
+    say(agent, ["a", "ab", "abc", "abcd"])
+    best = hk.evaluate(agent, SUMS, 2, reward_function=by_length, progress=False)["tiny"]["best@2"]
+    assert best == 0.5  # nothing right for the first problem, one right answer to the second
 
 
 def test_unscorable_answers_do_not_count_and_are_reported(tiny_agent, say):
@@ -106,6 +109,9 @@ def test_unscorable_answers_do_not_count_and_are_reported(tiny_agent, say):
     result = hk.evaluate(agent, SUMS, 2, reward_function=judge, progress=False)["tiny"]
     assert result["avg@2"] == 0.5 and result["best@2"] == 1.0  # the second problem has no verdict at all
     assert result["unscorable"] == 2 and result["status_unscorable"] == 2
+    say(agent, ["yes", "no", "?", "no"])
+    result = hk.evaluate(agent, SUMS, 2, reward_function=judge, progress=False)["tiny"]
+    assert result["avg@2"] == pytest.approx(1 / 3) and result["best@2"] == 1.0  # no best of 2 from one verdict
     nothing = hk.evaluate(agent, SUMS, reward_function=lambda *_: Verdict(None, "error"), progress=False)["tiny"]
     assert np.isnan(nothing["avg@1"]) and nothing["unscorable"] == 2
 

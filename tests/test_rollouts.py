@@ -107,9 +107,10 @@ def test_any_of_several_end_tokens_ends(qwen, monkeypatch):
 def test_generate_itself_stops_at_either_end_token(qwen, problems):
     """Bias the second end token up, so that the real generate() meets it."""
     end_of_text = qwen.tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    forward = qwen.model.forward
+    forward, calls = qwen.model.forward, []
 
     def eager_to_end(*args, **kwargs):
+        calls.append(1)
         out = forward(*args, **kwargs)
         out.logits[..., end_of_text] += 30.0
         return out
@@ -117,6 +118,7 @@ def test_generate_itself_stops_at_either_end_token(qwen, problems):
     qwen.model.forward = eager_to_end
     pool = hk.rollout(qwen, problems[:2], n=2, **QUIET)
     assert {r.token_ids for r in pool} == {(end_of_text,)} and all(r.ended for r in pool)
+    assert len(calls) < 4  # and not a call for each of 32 tokens
 
 
 def test_an_answer_cut_at_the_limit_gets_no_end_token(llama, problems, write):
