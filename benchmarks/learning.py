@@ -24,6 +24,7 @@ import hacpo_kit as hk
 from hacpo_kit.saving import versions, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
+TRAINING_STEPS = 12  # what the notebooks train by default; the curves here go on, to see what comes after
 METHODS = ("hacpo", "gspo", "gspo_x2", "naive")
 
 
@@ -54,6 +55,7 @@ def main() -> None:
 
 def settings_grid(args: argparse.Namespace) -> None:
     """Both arms with the same settings, on seeds that the reported runs do not use."""
+    args.test_size = 200
     rows = []
     for lr, warmup in itertools.product((1e-4, 1.5e-4, 2e-4), (2, 4, 8)):
         for method, seed in itertools.product(("gspo", "hacpo"), (100, 101)):
@@ -84,7 +86,7 @@ def one_run(args: argparse.Namespace, method: str, seed: int, **settings: float)
         config,
         args.steps,
         test=hk.load_problems("arithmetic", split="test", size=args.test_size),
-        eval_every=2,
+        eval_every=1 if not settings else 2,
         save_every=args.steps,
         out=ROOT / "reports" / "runs" / args.out.name / name,
         progress="off",
@@ -116,6 +118,7 @@ def summary(curves: pd.DataFrame, args: argparse.Namespace) -> dict:
         hacpo, gspo = seeds["hacpo"], seeds["gspo"]
         steps = sorted(curves["step"].unique())
         early = [s for s in steps if 4 <= s <= 6]
+        ends = sorted({s for s in steps if s == TRAINING_STEPS} | {steps[-1]})
         mark = max(s for s in steps if s <= 8)
         rollouts = curves.groupby(["method", "step"])["rollouts"].mean()
         goal = gspo[mark].mean()
@@ -127,7 +130,7 @@ def summary(curves: pd.DataFrame, args: argparse.Namespace) -> dict:
             "rollouts of hacpo for it, as a share of gspo's": None
             if reached is None
             else round(float(rollouts["hacpo", reached] / rollouts["gspo", mark]), 3),
-            f"hacpo − gspo at the end (step {steps[-1]})": difference(hacpo[steps[-1]], gspo[steps[-1]]),
+            **{f"hacpo − gspo at step {s}": difference(hacpo[s], gspo[s]) for s in ends},
         }
     return out
 

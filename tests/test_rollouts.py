@@ -351,11 +351,14 @@ def test_a_model_that_gives_nan_is_named_with_its_rollouts(tiny_agent, problems,
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 120))
-def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget):
-    groups = list(microbatches(lengths, budget))
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 120))
+def test_micro_batches_hold_every_row_once_and_are_padded_within_the_budget(lengths, budget):
+    prompts, responses = [[1] * p for p, _ in lengths], [[2] * r for _, r in lengths]
+    groups = list(microbatches(prompts, responses, budget))
     assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
-    assert all(len(g) == 1 or len(g) * max(lengths[i] for i in g) <= budget for g in groups)
+    for g in groups:
+        ids, *_ = align([prompts[i] for i in g], [responses[i] for i in g], 0)
+        assert len(g) == 1 or ids.numel() <= budget
 
 
 # ── from one tokenizer to another ────────────────────────────────────────────────────────────────────────────────
