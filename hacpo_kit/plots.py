@@ -16,8 +16,9 @@ from hacpo_kit.records import StepStats
 if TYPE_CHECKING:
     from hacpo_kit.advantages import Capability
 
-# Okabe and Ito's colours, distinguishable with every kind of colour vision; the text grey reads on white and on black
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Okabe and Ito's colours, distinguishable with every kind of colour vision, the blue a little lighter so that it and the
+# grey of the text read on white and on black
+COLORS = ("#1f83c4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#7a7a7a"
 MAX_POINTS = 2000  # a trace; more are thinned, and the title says so
 
@@ -87,9 +88,9 @@ def learning_curves(
         if column not in runs:
             raise KeyError(f"no column {column!r}; there are {', '.join(map(str, runs.columns))}")
     rows = runs.dropna(subset=[metric])
-    count = rows["run"].nunique() if "run" in rows else 1
-    note = f" (95 % interval over {count} runs)" if count > 1 else ""
-    fig = _figure(title or f"{_label(metric)}{note}", _label(x), _label(metric))
+    count = int(rows.groupby(list(by))["run"].nunique().max()) if "run" in rows else 1
+    note = f" (95 % interval over {count} runs each)" if count > 1 else ""
+    fig = _figure(title or f"{_label(metric).capitalize()}{note}", _label(x), _label(metric))
     for color, (name, group) in zip(_cycle(COLORS), rows.groupby(list(by), sort=False), strict=False):
         # agents of one run are averaged first: runs, not agents, are independent
         per_run = group.groupby([x, "run"] if count > 1 else [x])[metric].mean()
@@ -234,11 +235,13 @@ def _draw(fig: go.Figure, width: float, dpi: int) -> bytes:
         if trace.type != "scatter":
             raise NotImplementedError(f"no static picture for traces of type {trace.type}")
         _draw_scatter(ax, trace)
-    ax.set_title(fig.layout.title.text, loc="left", fontsize=11)
+    ax.set_title(fig.layout.title.text, loc="left", fontsize=11, color=GREY)
     ax.set_xlabel(fig.layout.xaxis.title.text)
     ax.set_ylabel(fig.layout.yaxis.title.text)
     if fig.layout.xaxis.tickvals is not None:
         ax.set_xticks(fig.layout.xaxis.tickvals)
+    elif fig.layout.xaxis.title.text == _LABELS["step"]:
+        ax.xaxis.get_major_locator().set_params(integer=True)
     _grey(ax)
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="png", transparent=True, metadata={"Software": None})
@@ -270,11 +273,12 @@ def _grey(ax) -> None:
     """Text and axes that read on a light and on a dark page."""
     ax.grid(color=(0.5, 0.5, 0.5, 0.25), linewidth=0.6)
     ax.set_axisbelow(True)
-    for item in (ax.title, ax.xaxis.label, ax.yaxis.label, *ax.get_xticklabels(), *ax.get_yticklabels()):
+    for item in (ax.xaxis.label, ax.yaxis.label, *ax.get_xticklabels(), *ax.get_yticklabels()):
         item.set_color(GREY)
     ax.tick_params(colors=GREY)
     for side, spine in ax.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(GREY)
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, labelcolor=GREY, fontsize=9)
+        # beside the axes: inside, it would lie on the points
+        ax.legend(frameon=False, labelcolor=GREY, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -1,0 +1,110 @@
+"""Plots: what they show, that they also exist as static pictures, and what they refuse."""
+
+import base64
+import io
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+import hacpo_kit as hk
+from hacpo_kit.plots import MAX_POINTS, Figure, interval
+from hacpo_kit.records import MiniBatch, StepStats
+
+
+def stats(count=200, minibatches=3):
+    """Half own rollouts near 1, half foreign ones, some of them outside the band."""
+    rng, out = np.random.default_rng(0), []
+    for m in range(minibatches):
+        own = np.arange(count) % 2 == 0
+        ratio = np.where(own, rng.normal(1, 0.001, count), rng.uniform(0.6, 1.2, count)).astype(np.float32)
+        lower = 0.8 + 0.025 * m
+        clipped = ~own & ((ratio < lower) | (ratio > 1))
+        ones = np.ones(count, np.float32)
+        out.append(MiniBatch(m, lower, np.arange(count), own, ratio, clipped, ones, ones, 0.0, 1.0, 1e-4, None))
+    return StepStats("A", tuple(out), {}, tuple("AB"[i % 2] for i in range(count)))
+
+
+def curves():
+    rows = [
+        {"method": m, "agent": a, "run": f"{m}{seed}", "step": s, "rollouts": 512 * s,
+         "avg@1": 0.1 * s + 0.01 * seed + 0.2 * (m == "hacpo")}
+        for m in ("hacpo", "gspo") for a in "AB" for seed in range(3) for s in range(4)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def figures():
+    c = hk.Capability().with_step({"A": 0.2, "B": 0.4}).with_step({"A": 0.3, "B": 0.1})
+    history = [{"step": 0, "agents": {"A": {"avg@1": 0.1}}}]
+    for s in (1, 2):
+        keys = {
+            f"{who}_ratio_{k}": v for who in ("own", "foreign") for k, v in (("mean", 1.0), ("min", 0.9), ("max", 1.1))
+        }
+        history.append({"step": s, "agents": {"A": keys}})
+    return {
+        "importance_ratios": hk.plots.importance_ratios(stats()),
+        "capability_ratios": hk.plots.capability_ratios(c),
+        "learning_curves": hk.plots.learning_curves(curves()),
+        "ratio_history": hk.plots.ratio_history(history, "A"),
+    }
+
+
+@pytest.mark.parametrize("name", ["importance_ratios", "capability_ratios", "learning_curves", "ratio_history"])
+def test_every_plot_has_labels_and_a_static_picture(name):
+    figure = figures()[name]
+    assert figure.layout.title.text and figure.layout.xaxis.title.text and figure.layout.yaxis.title.text
+    assert len(figure.data) >= 1
+    bundle = figure._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "image/png", "application/vnd.plotly.v1+json"}
+    assert bundle["application/vnd.plotly.v1+json"]["data"]
+    image = matplotlib.image.imread(io.BytesIO(base64.b64decode(bundle["image/png"])))
+    assert image.shape[1] > 700 and image.shape[2] == 4
+    assert image[0, 0, 3] == 0  # transparent: it stands on a light and on a dark page
+    assert (image[..., 3] > 0).mean() > 0.01  # and something is drawn
+
+
+def test_importance_ratios_tell_own_from_foreign_and_clipped():
+    figure = hk.plots.importance_ratios(stats())
+    frame = stats().to_frame()
+    counts = {trace.name: len(trace.x) for trace in figure.data}
+    assert counts == {
+        "own": int(frame["own"].sum()),
+        "foreign, in the band": int((~frame["own"] & ~frame["clipped"]).sum()),
+        "foreign, clipped: no gradient": int((~frame["own"] & frame["clipped"]).sum()),
+    }
+    assert [(round(s.y0, 3), s.y1) for s in figure.layout.shapes] == [(0.8, 1.0), (0.825, 1.0), (0.85, 1.0)]
+
+
+def test_many_points_are_thinned_and_the_title_says_so():
+    figure = hk.plots.importance_ratios(stats(count=3 * MAX_POINTS, minibatches=1))
+    assert max(len(t.x) for t in figure.data) == MAX_POINTS and f"{MAX_POINTS} points" in figure.layout.title.text
+
+
+def test_capability_ratio_of_every_pair():
+    c = hk.Capability().with_step({"A": 0.2, "B": 0.4, "C": 0.4})
+    figure = hk.plots.capability_ratios(c)
+    assert {t.name: t.y[0] for t in figure.data} == {"ω(A, B)": 0.5, "ω(A, C)": 0.5, "ω(B, C)": 1.0}
+
+
+def test_intervals_are_over_runs_and_not_over_agents():
+    figure = hk.plots.learning_curves(curves(), x="rollouts")
+    lines = {t.name: t for t in figure.data if t.name}
+    assert list(lines["hacpo"].x) == [0, 512, 1024, 1536]
+    np.testing.assert_allclose(lines["hacpo"].y, [0.21, 0.31, 0.41, 0.51])
+    assert "95 % interval over 3 runs each" in figure.layout.title.text
+    values = pd.Series([0.1, 0.2, 0.3], index=pd.MultiIndex.from_product([[1], list("abc")], names=["step", "run"]))
+    row = interval(values, "step").loc[1]
+    assert (row["mean"], row["runs"]) == (pytest.approx(0.2), 3)
+    assert row["high"] - row["mean"] == pytest.approx(
+        4.302653 * 0.1 / np.sqrt(3), rel=1e-5
+    )  # t with 2 degrees of freedom
+
+
+def test_missing_columns_and_unknown_traces_are_named():
+    with pytest.raises(KeyError, match="no column 'best@9'"):
+        hk.plots.learning_curves(curves(), metric="best@9")
+    with pytest.raises(NotImplementedError, match="heatmap"):
+        Figure(data=[go.Heatmap(z=[[1]])]).png()
