@@ -344,7 +344,7 @@ def load_agent(
         if is_local:
             raise
         raise OSError(
-            f"cannot load {source!r}: it is no built-in agent ({', '.join(_built_in_names())}), no local folder, and the "
+            f"cannot load {source!r}: it is no built-in agent or set ({', '.join(_built_in_names())}), no local folder, and the "
             f"model hub gave: {error}"
         ) from error
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
@@ -382,7 +382,8 @@ def quiet():
 
 
 def _built_in_names() -> list[str]:
-    return sorted(p.parent.name for p in (data_folder() / "agents").glob("*/config.json"))
+    names = sorted(p.parent.name for p in (data_folder() / "agents").glob("*/config.json"))
+    return [*names, *built_in_sets()] if names else []
 
 
 def _locate(source: str | Path) -> tuple[str, bool]:

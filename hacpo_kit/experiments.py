@@ -71,7 +71,7 @@ class Experiment:
     def run(self, **options: Any) -> Run:
         """Trains, or goes on where the run folder stands; `options` as in `train`."""
         config = self.config()  # bad settings are refused before anything is loaded
-        names = [a.strip() for a in self.agents.split(",")]
+        names = [name for a in self.agents.split(",") if (name := a.strip())]
         agents = load_agents(names[0] if len(names) == 1 and _is_set(names[0]) else names)
         problems = (
             load_problems(self.problems, split="train")
