@@ -50,7 +50,7 @@ def main() -> None:
     figure = hk.plots.learning_curves(curves, title=f"Two agents on {args.agents}: accuracy against training steps")
     (args.out / "accuracy.png").write_bytes(figure.png())
     print(accuracy_table(curves).round(3).to_string())
-    print(json.dumps(summary(curves, args)["claims"], indent=2))
+    print(json.dumps(summary(curves, args)["claims"], indent=2, ensure_ascii=False))
 
 
 def settings_grid(args: argparse.Namespace) -> None:

@@ -53,6 +53,10 @@ class Capability(Mapping[str, float]):
     window: int = 5
     history: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # per step; None: nothing scorable
 
+    def __post_init__(self):
+        if self.window < 1:
+            raise ValueError(f"window={self.window}: it must be at least 1 step")
+
     def observe(self, pool: Pool) -> Capability:
         """The capability after this pool's step; rollouts without a reward do not count.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import click
@@ -37,7 +38,8 @@ def run(notebook: str, parameters: tuple[tuple[str, str], ...], name: str | None
             defaults = experiments.notebook_parameters(source)
             checked = experiments.check_parameters({**defaults, **values})
             values = {k: getattr(checked, k) for k in values}
-        name = name or "-".join([source.stem, *(f"{k}={v}" for k, v in values.items() if k != "out")]).replace("/", "+")
+        told = "-".join([source.stem, *(f"{k}={v}" for k, v in values.items() if k != "out")])
+        name = name or re.sub(r"[^\w.=+-]+", "+", told)  # it becomes a file name
         executed, html = experiments.run_notebook(source, values, name=name, out=out, progress=not quiet)
     click.echo(f"notebook  {executed}\nreport    {html}")
     if (executed.with_suffix("") / "run.json").exists():

@@ -34,12 +34,15 @@ def best_at(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Results per agent, with the answers they come from."""
 
     agents: dict[str, dict[str, float]]
     answers: tuple[Rollout, ...]
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self.agents})"
 
     def to_frame(self) -> pd.DataFrame:
         """One row an agent: avg@k, best@k, and the counts behind them."""
@@ -67,7 +70,7 @@ def evaluate(
     """Mean reward over the answers (avg@k) and the unbiased chance that one of k is right (best@k), per agent.
 
     Every problem gets `samples` answers (default k). Temperature defaults to 0 (greedy) for one sample and 1 for more.
-    Unscorable answers do not count and are reported.
+    Unscorable answers do not count and are reported. For best@k and `correct` an answer is right from a reward of 1 on.
 
     Raises ValueError for samples < k, several greedy samples, which would all be the same, a negative temperature, and
     duplicate agent names or problem ids.

@@ -99,7 +99,7 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     variable that is no parameter: papermill itself lets a misspelt one pass.
     """
     kinds = typing.get_type_hints(Experiment)
-    given = {k: v for k, v in values.items() if not k.startswith("_") and _is_plain(v) and k not in _IPYTHON}
+    given = {k: v for k, v in values.items() if not k.startswith("_") and _is_plain(v)}
     for name in given:
         if name not in kinds:
             raise ValueError(f"unknown parameter {name!r}{did_you_mean(name, kinds)}; there are {', '.join(kinds)}")
@@ -114,9 +114,6 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
             raise ValueError(f"{name}={getattr(experiment, name)}: it must be at least 1")
     experiment.config()
     return experiment
-
-
-_IPYTHON = {"In", "Out"}
 
 
 def _is_plain(value: Any) -> bool:

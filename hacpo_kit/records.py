@@ -51,7 +51,7 @@ class Rollout:
         return replace(self, reward=reward, status=status)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pool:
     """All rollouts of all agents on the same problems; every learner builds its own view of it."""
 
@@ -60,6 +60,10 @@ class Pool:
     agents: tuple[str, ...]
     n: int  # rollouts per agent and problem
     temperature: float = 1.0
+
+    def __repr__(self) -> str:
+        agents = ", ".join(map(repr, self.agents))
+        return f"Pool({len(self)} rollouts of {agents}; {len(self.problems)} problems, n={self.n})"
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -89,9 +93,18 @@ class Pool:
         return sum(len(r.token_ids) for r in self.rollouts)
 
     def with_rewards(self, rewards: Sequence[float | None], statuses: Sequence[str]) -> Pool:
-        """A copy with a reward and a status for every rollout."""
+        """A copy with a reward and a status for every rollout; the reward None means that it cannot be scored.
+
+        Raises ValueError for lengths that disagree, and for a reward that is not finite (the rollout is named).
+        """
         if not len(rewards) == len(statuses) == len(self.rollouts):
             raise ValueError(f"{len(self.rollouts)} rollouts, {len(rewards)} rewards, {len(statuses)} statuses")
+        given = zip(self.rollouts, rewards, strict=True)
+        bad = [f"{r.problem} by {r.source} #{r.sample}" for r, v in given if v is not None and not np.isfinite(v)]
+        if bad:
+            raise ValueError(
+                f"rewards of {len(bad)} rollouts are not finite ({'; '.join(bad[:8])}); None: not scorable"
+            )
         scored = zip(self.rollouts, rewards, statuses, strict=True)
         return replace(self, rollouts=tuple(r.scored(v, s) for r, v, s in scored))
 
@@ -110,7 +123,7 @@ class Pool:
     def distinct(self) -> pd.DataFrame:
         """How many different texts and different boxed answers each agent gave to each problem.
 
-        An answer without a box counts as the answer "none".
+        An answer without a box counts as the answer "(none)".
         """
         frame = self.to_frame()
         frame["answer"] = [last_box(text) or "(none)" for text in frame["text"]]
@@ -158,7 +171,7 @@ def _equal_reward_share(rollouts: Sequence[Rollout]) -> float | None:
     return float(np.mean([len(values) == 1 for values in groups.values()])) if groups else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Batch:
     """One learner's view of a pool: everything in the learner's own tokens, with advantages and weights."""
 
@@ -172,6 +185,10 @@ class Batch:
     index: tuple[int, ...]  # position of each rollout in the pool
     pool: Pool
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason → rollouts
+
+    def __repr__(self) -> str:
+        out = f", left out {dict(self.left_out)}" if self.left_out else ""
+        return f"Batch({len(self)} rollouts for {self.learner!r}, {int(self.own.sum())} of them its own{out})"
 
     def __len__(self) -> int:
         return len(self.index)
@@ -197,7 +214,7 @@ class MiniBatch:
     loss: float
     grad_norm: float  # before scaling down to max_grad_norm
     lr: float
-    kl: float | None  # nats per token, own rollouts; None without β
+    kl: float | None  # nats per token, own rollouts; None without β or own rollouts
 
     def clip_fraction(self, who: str, side: str) -> float | None:
         """Share of own or foreign rollouts that gave no gradient: ratio too "low" or too "high"; None if there are none."""
@@ -207,7 +224,7 @@ class MiniBatch:
         return float((self.clipped & beyond)[whose].mean()) if whose.any() else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StepStats:
     """All mini-batches of one learner's update."""
 
@@ -215,6 +232,10 @@ class StepStats:
     minibatches: tuple[MiniBatch, ...]
     left_out: Mapping[str, int]
     sources: tuple[str, ...]  # source of each rollout of the pool, so that index → source
+
+    def __repr__(self) -> str:
+        used = sum(len(mb.index) for mb in self.minibatches)
+        return f"StepStats({self.learner!r}: {len(self.minibatches)} updates on {used} rollouts)"
 
     def to_frame(self) -> pd.DataFrame:
         """One row a rollout and mini-batch: updates_made, source, own, ratio, clipped, advantage, weight, lower, index."""
@@ -245,8 +266,8 @@ class StepStats:
             "grad_norm": float(np.mean([mb.grad_norm for mb in mbs])),
             "lr": mbs[-1].lr,
         }
-        if mbs[0].kl is not None:
-            out["kl"] = float(np.mean([mb.kl for mb in mbs]))
+        if kls := [(mb.kl, mb.own.sum()) for mb in mbs if mb.kl is not None]:
+            out["kl"] = float(np.average([kl for kl, _ in kls], weights=[count for _, count in kls]))
         for who, whose in (("own", own), ("foreign", ~own)):
             if whose.any():
                 values = ratio[whose]
@@ -294,7 +315,7 @@ METRICS = {
     "kl": "KL to the initial policy on own rollouts (nats per token); only with beta > 0",
     "own_ratio_mean": "importance ratio s of own rollouts: mean (also _min, _max)",
     "foreign_ratio_mean": "importance ratio s of foreign rollouts: mean (also _min, _max)",
-    "clip_own_low": "share of own rollouts whose ratio is so low that they give no gradient (also clip_own_high)",
+    "clip_own_low": "share of own rollouts so low in ratio that they give no gradient (also _high); grpo: with a clipped token",
     "clip_foreign_low": "share of foreign rollouts below the band (also clip_foreign_high)",
     "foreign_weight": "mean ω(source, learner) over the foreign rollouts used",
     "left_out_*": "rollouts not used by this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",

@@ -37,7 +37,8 @@ def rollout(
 ) -> Pool:
     """Samples n answers per agent and problem and scores them: text, tokens, log-probabilities (nats), all in one pool.
 
-    The same weights, problems and seed give the same answers. `batch_size` rollouts are sampled at once.
+    The same agents (name, weights, `updates`), problems, seed and `batch_size` give the same answers; `batch_size`
+    rollouts are sampled at once.
 
     Raises ValueError for T = 0, top_p < 1 or top_k > 0 (the scorer knows no cut distribution), duplicate agent names or
     problem ids, and prompts that do not fit. Warns if answers were cut at the length limit.
@@ -47,7 +48,9 @@ def rollout(
     check_request(agents, problems, n, max_new_tokens, batch_size)
     _check_distribution(temperature, top_p, top_k)
     rollouts: list[Rollout] = []
-    with tqdm(total=len(agents) * len(problems) * n, desc="rollout", unit="rollout", disable=not progress) as bar:
+    with tqdm(
+        total=len(agents) * len(problems) * n, desc="rollout", unit="rollout", disable=not progress, leave=None
+    ) as bar:
         for agent in agents:
             with timed(timings, "seconds_rollout"):
                 mine = _answers(agent, problems, n, temperature, max_new_tokens, seed, batch_size, bar)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from hacpo_kit.problems import Problem
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StepResult:
     """All that one step produced."""
 
@@ -52,9 +54,12 @@ class StepResult:
     stats: Mapping[str, StepStats]
     metrics: dict[str, Any]  # names as in `records.METRICS`
 
+    def __repr__(self) -> str:
+        return f"StepResult({self.pool!r}, {list(self.stats.values())!r})"
+
 
 def step(
-    agents: Sequence[Agent],
+    agents: Agent | Sequence[Agent],
     problems: Sequence[Problem],
     capability: Capability,
     config: Config,
@@ -66,6 +71,7 @@ def step(
 
     Every learner's batch is built before any model changes, so the order of the agents does not matter.
     """
+    agents = [agents] if isinstance(agents, Agent) else list(agents)
     timings: dict[str, float] = {}
     pool = rollout(
         agents,
@@ -93,7 +99,7 @@ def step(
     return StepResult(pool, capability, batches, stats, metrics)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """What `train` returns: the agents are trained in place, the history is one entry a step (step 0: before training)."""
 
@@ -104,6 +110,11 @@ class Run:
     folder: Path | None
     stopped: bool  # ended before its last step, by Ctrl-C or a callback
     last: StepResult | None
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(a.name) for a in self.agents)
+        where = f", in {str(self.folder)!r}" if self.folder else ""
+        return f"Run({self.config.method}: {self.state.step} steps of {names}{', stopped' * self.stopped}{where})"
 
     @property
     def capability(self) -> Capability:
@@ -129,8 +140,8 @@ def history_frame(history: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def train(
-    agents: Sequence[Agent],
-    problems: Problems,
+    agents: Agent | Sequence[Agent],
+    problems: Sequence[Problem],
     config: Config,
     steps: int,
     *,
@@ -151,9 +162,15 @@ def train(
     True ends the run after its step. Ctrl-C ends it cleanly after the current step, a second one at once.
     `progress`: "bar", "lines", "off", or "auto" (lines where nobody watches, as under papermill).
 
-    Raises ValueError if `out` holds a run with other settings, agents or problems.
+    Raises ValueError if `out` holds a run with other settings, agents, problems or reward function, and for an interval
+    below 1.
     """
-    agents, folder = list(agents), Path(out) if out is not None else None
+    for name, interval in (("eval_every", eval_every), ("eval_k", eval_k), ("save_every", save_every)):
+        if interval < 1:
+            raise ValueError(f"{name}={interval}: it must be at least 1")
+    agents = [agents] if isinstance(agents, Agent) else list(agents)
+    problems = _as_problems(problems)
+    folder = Path(out) if out is not None else None
     mode = _progress_mode(progress)
     state, history = State(capability=Capability(config.window)), []
     if folder is not None:
@@ -172,6 +189,7 @@ def train(
                 result = evaluate(agents, test, eval_k, seed=config.seed, **settings)
             for agent in agents:
                 scores = {k: v for k, v in result[agent.name].items() if k.startswith(("avg@", "best@"))}
+                scores = {k: v for k, v in scores.items() if not math.isnan(v)}  # nothing scorable: no value
                 line["agents"].setdefault(agent.name, {}).update(scores)
         history.append(line)
         if folder is not None:
@@ -180,7 +198,8 @@ def train(
     with _reporter(mode, steps, state.step) as report, watch:
         if not history:
             finish_line({"step": 0, "rollouts": 0, "tokens": 0, "seconds": 0.0, "agents": {}}, state)
-        while state.step < steps and not watch.pressed:
+        end = watch.pressed
+        while state.step < steps and not end:
             drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
             inner = mode == "bar"
             last = step(agents, drawn, state.capability, config, reward_function=reward_function, progress=inner)
@@ -198,11 +217,9 @@ def train(
                 append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
             report(history[-1])
             answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
-            end = any(answers)
-            if folder is not None and (state.step % save_every == 0 or state.step == steps or end or watch.pressed):
+            end = any(answers) or watch.pressed  # read once: what ends here has been saved
+            if folder is not None and (state.step % save_every == 0 or state.step == steps or end):
                 save_checkpoint(folder, agents, state)
-            if end:
-                break
     stopped = state.step < steps
     if stopped and mode != "off":
         where = f"; the same call with out={str(folder)!r} goes on" if folder else "; without out= nothing was saved"
@@ -222,7 +239,7 @@ def resume(
 ) -> Run:
     """Goes on with a run from its folder alone, to its own number of steps or to `steps`.
 
-    What the folder cannot name (problems from memory, an own reward function) has to be given again.
+    What the folder cannot name (problems or agents from memory, an own reward function) has to be given again.
     Raises FileNotFoundError for a folder without a run, ValueError for what has to be given.
     """
     folder = Path(folder)
@@ -237,6 +254,8 @@ def resume(
             )
         reward_function = boxed_math
     if agents is None:
+        if unknown := [a["name"] for a in record["agents"] if a["origin"] is None]:
+            raise ValueError(f"agents {unknown} came from memory and cannot be loaded again; give agents=")
         agents = [
             load_agent(
                 a["origin"], name=a["name"], dtype=a["dtype"], prompt_format=a["prompt_format"], template=a["template"]
@@ -286,16 +305,21 @@ def sample_table(result: StepResult, step: int, count: int) -> list[dict[str, An
 # ── run folder ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _as_problems(problems: Sequence[Problem]) -> Problems:
+    return problems if isinstance(problems, Problems) else load_problems(list(problems))
+
+
 def _record(agents, problems, test, config, steps, eval_every, eval_k, save_every, samples, reward_function) -> dict:
     def described(p):
         if p is None:
             return None
-        p = p if isinstance(p, Problems) else load_problems(list(p))
+        p = _as_problems(p)
         return {"source": p.source, "fingerprint": p.fingerprint(), "count": len(p)}
 
     return {
         "steps": steps, "seed": config.seed, "eval_every": eval_every, "eval_k": eval_k, "save_every": save_every,
-        "samples": samples, "reward_function": getattr(reward_function, "__qualname__", repr(reward_function)),
+        "samples": samples,
+        "reward_function": getattr(reward_function, "__qualname__", type(reward_function).__qualname__),
         "agents": [
             {"name": a.name, "origin": a.origin, "prompt_format": "chat" if a.chat else "plain", "template": a.template,
              "dtype": str(a.model.dtype).removeprefix("torch.")}
@@ -330,6 +354,12 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
     changed = [f"{k}: {a!r} → {b!r}" for k, (a, b) in Config.from_dict(stored).differences(config).items()]
     if [a["name"] for a in old["agents"]] != [a["name"] for a in record["agents"]]:
         changed.append(f"agents: {[a['name'] for a in old['agents']]} → {[a['name'] for a in record['agents']]}")
+    else:
+        for a, b in zip(old["agents"], record["agents"], strict=True):
+            keys = ("prompt_format", "template", "dtype")  # not the origin: a folder may have moved
+            changed += [f"{k} of {a['name']}: {a[k]!r} → {b[k]!r}" for k in keys if a[k] != b[k]]
+    if old["reward_function"] != record["reward_function"]:
+        changed.append(f"reward_function: {old['reward_function']} → {record['reward_function']}")
     for what in ("problems", "test"):
         before, now = ((r[what] or {}).get("fingerprint") for r in (old, record))
         if before != now:
@@ -338,6 +368,10 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
         raise ValueError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}); choose another folder for this one"
         )
+    before, now = old["versions"], record["versions"]
+    other = [f"{k} {before.get(k)} → {now.get(k)}" for k in {**before, **now} if before.get(k) != now.get(k)]
+    if other:
+        warnings.warn(f"{folder} was begun with other versions ({', '.join(other)}): not bit for bit", stacklevel=4)
 
 
 # ── progress and stops ───────────────────────────────────────────────────────────────────────────────────────────

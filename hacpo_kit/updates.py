@@ -20,11 +20,17 @@ def update(agent: Agent, batch: Batch, config: Config) -> StepStats:
 
     The result does not depend on which other agents were updated before.
 
-    Raises ValueError for a batch of another learner, FloatingPointError, naming mini-batch and rollouts, if a loss or
-    gradient is not finite: the optimiser has then not moved for that mini-batch.
+    Raises ValueError for a batch of another learner, and for foreign rollouts under a token-level ratio;
+    FloatingPointError, naming mini-batch and rollouts, if a loss or gradient is not finite: the optimiser has then not
+    moved for that mini-batch, while those before it count.
     """
     if batch.learner != agent.name:
         raise ValueError(f"this batch is the view of {batch.learner!r}, not of {agent.name!r}")
+    if config.ratio == "token" and not batch.own.all():
+        raise ValueError(
+            "ratio='token' cannot use the foreign rollouts of this batch: their sources' tokens are not the learner's; "
+            "build the batch with the config of this update"
+        )
     sources = tuple(r.source for r in batch.pool)
     if not len(batch):
         warnings.warn(f"agent {agent.name!r} has no rollout to learn from: {dict(batch.left_out)}", stacklevel=2)
@@ -79,7 +85,7 @@ def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Con
     agent.updates += 1
     return MiniBatch(
         updates_made=m,
-        lower=clip_band(m, config.delta, config.delta_step)[0],
+        lower=1 - config.eps_low if config.foreign == "gspo" else clip_band(m, config.delta, config.delta_step)[0],
         index=np.array([batch.index[i] for i in rows]),
         own=batch.own[rows].numpy(),
         ratio=ratio,
@@ -89,7 +95,7 @@ def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Con
         loss=loss,
         grad_norm=grad_norm,
         lr=optimizer.param_groups[0]["lr"],
-        kl=kl_sum / max(1, own_count) if config.beta > 0 else None,
+        kl=kl_sum / own_count if config.beta > 0 and own_count else None,
     )
 
 

@@ -160,3 +160,9 @@ def test_results_do_not_depend_on_the_order_of_the_rollouts():
         r[order], [prompts[i] for i in order], [sources[i] for i in order], "A", capability
     ).advantages
     torch.testing.assert_close(shuffled, straight[order])
+
+
+def test_a_window_of_no_steps_is_refused():
+    """A slice of the last zero steps would be all of them."""
+    with pytest.raises(ValueError, match="window=0: it must be at least 1"):
+        Capability(window=0)

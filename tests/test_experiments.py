@@ -161,6 +161,20 @@ def test_a_failing_notebook_says_where_and_keeps_its_traces(tmp_path):
     assert "no-such-set" in (tmp_path / "bad.html").read_text()
 
 
+def test_any_value_makes_a_name(tmp_path, monkeypatch):
+    """Agents separated by commas, and paths, stand in the default name of a run, which is a file name."""
+    names = []
+
+    def stop(papermill, source, executed, *_):
+        names.append(executed.name)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("hacpo_kit.experiments._execute", stop)
+    for agents in ("qwen3-sums, llama-differences", "../my models/a"):
+        assert "far enough" in command("run", "-p", "agents", agents, "--out", tmp_path).output
+    assert names == [f"06_experiment-agents={x}.ipynb" for x in ("qwen3-sums+llama-differences", "..+my+models+a")]
+
+
 def test_papermill_itself_cannot_smuggle_a_misspelt_parameter(tmp_path):
     import papermill
     from papermill.exceptions import PapermillExecutionError

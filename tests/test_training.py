@@ -260,15 +260,76 @@ def test_a_folder_with_another_run_is_refused(undisturbed, tmp_path):
         hk.resume(tmp_path)
 
 
+def test_a_run_with_another_reward_or_prompt_format_is_refused(undisturbed):
+    folder = undisturbed.folder
+    data = {"test": problems("test", 6), "out": folder}
+    with pytest.raises(ValueError, match=r"reward_function: boxed_math → .*generous"):
+        hk.train(agents(), problems("train", 50), CONFIG, 6, reward_function=generous, **data)
+    other = agents()
+    other[0].template["enable_thinking"] = False
+    with pytest.raises(ValueError, match=r"template of qwen3-sums: \{\} → \{'enable_thinking': False\}"):
+        hk.train(other, problems("train", 50), CONFIG, 6, **data)
+
+
+def test_other_versions_are_said(tmp_path):
+    hk.train(agents(), problems("train", 20), CONFIG, 1, out=tmp_path, progress="off")
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["versions"]["torch"] = "1.0"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.warns(UserWarning, match=r"begun with other versions \(torch 1\.0 → "):
+        hk.train(agents(), problems("train", 20), CONFIG, 2, out=tmp_path, progress="off")
+
+
+def generous(response, gold):
+    return 1.0
+
+
+@pytest.mark.parametrize("name", ["eval_every", "eval_k", "save_every"])
+def test_an_interval_of_zero_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name}=0: it must be at least 1"):
+        hk.train(agents(), problems("train", 20), CONFIG, 1, **{name: 0})
+
+
+def test_one_agent_and_a_plain_list_of_problems():
+    agent = agents()[0]
+    run = hk.train(agent, list(problems("train", 20)), CONFIG, 1, progress="off")
+    result = hk.step(agent, list(problems("train", 4)), run.capability, CONFIG)
+    assert agent.steps == 2 and set(result.stats) == {agent.name}
+    assert len(repr(run)) < 200 and len(repr(result)) < 300
+
+
+def test_agents_from_memory_have_to_be_given_again(tmp_path):
+    loaded = agents()[0]
+    mine = hk.Agent(loaded.model, loaded.tokenizer, name="mine")
+    hk.train(mine, problems("train", 20), CONFIG, 1, out=tmp_path / "run", progress="off")
+    with pytest.raises(ValueError, match=r"'mine'.* give agents="):
+        hk.resume(tmp_path / "run", steps=2)
+    assert hk.resume(tmp_path / "run", steps=2, agents=[mine], progress="off").state.step == 2
+
+
+def test_a_test_set_without_a_usable_gold_leaves_the_accuracy_out(tmp_path):
+    """NaN is no JSON: it used to end the run."""
+    test = hk.load_problems([{"prompt": "1+1=", "gold": "1/0"}])
+    run = hk.train(agents(), problems("train", 20), CONFIG, 1, test=test, out=tmp_path / "run", progress="off")
+    assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 2
+    assert not any(key.startswith("avg@") for line in run.history for a in line["agents"].values() for key in a)
+
+
+def test_ctrl_c_in_a_callback_keeps_the_step(tmp_path):
+    """Between the look at the key and the loop's own no step may be lost: what ends a run has been saved."""
+    press = [lambda result: signal.raise_signal(signal.SIGINT)]
+    options = {"out": tmp_path / "run", "callbacks": press, "save_every": 100, "progress": "off"}
+    run = hk.train(agents(), problems("train", 20), CONFIG, 5, **options)
+    assert run.stopped and run.state.step == 1
+    assert [c.name for c in checkpoints(tmp_path / "run")] == ["step-000001"]
+
+
 def test_trained_agents_do_not_start_a_new_run(undisturbed, tmp_path):
     with pytest.raises(ValueError, match="load them again"):
         hk.train(undisturbed.agents, problems("train", 50), CONFIG, 1, out=tmp_path / "new")
 
 
 def test_what_the_folder_cannot_name_has_to_be_given_again(tmp_path):
-    def generous(response, gold):
-        return 1.0
-
     drawn = hk.load_problems([{"prompt": f"{i}+{i}=", "gold": str(2 * i)} for i in range(10, 30)])
     hk.train(agents(), drawn, CONFIG, 1, out=tmp_path / "own", reward_function=generous, progress="off")
     with pytest.raises(ValueError, match="give reward_function="):

@@ -222,3 +222,49 @@ def test_a_batch_without_rollouts_is_said_and_changes_nothing(scored):
     with pytest.warns(UserWarning, match="no rollout to learn from"):
         stats = hk.update(agents[0], batch, hk.Config())
     assert stats.metrics() == {"updates": 0, "left_out_unscorable": len(pool)} and same(before, weights(agents[0]))
+
+
+def test_a_token_level_ratio_refuses_foreign_rollouts(scored):
+    """The batch of one config and the update of another: the sources' tokens are not the learner's."""
+    agents, pool, capability = scored
+    batch = hk.advantage(pool, agents[0], capability, hk.Config())
+    before = weights(agents[0])
+    with pytest.raises(ValueError, match="cannot use the foreign rollouts of this batch"):
+        hk.update(agents[0], batch, hk.Config.preset("grpo"))
+    assert same(before, weights(agents[0])) and agents[0].updates == 0
+
+
+def test_kl_is_the_mean_over_own_rollouts_alone(scored):
+    """Mini-batches without own rollouts have no KL; they used to count as zero."""
+    agents, pool, capability = scored
+    config = hk.Config(minibatch=8, minibatch_order="own_first", beta=0.1, delta=1, delta_step=0)
+    stats = hk.update(agents[0], hk.advantage(pool, agents[0], capability, config), config)
+    assert [mb.kl is None for mb in stats.minibatches] == [not mb.own.any() for mb in stats.minibatches]
+    kls = [mb.kl for mb in stats.minibatches if mb.own.any()]
+    assert len(kls) == 4 < len(stats.minibatches)
+    assert stats.metrics()["kl"] == pytest.approx(np.mean(kls))  # equal parts here, so the plain mean
+
+
+def test_naive_reports_its_own_bound(scored):
+    agents, pool, capability = scored
+    config = hk.Config.preset("naive")
+    stats = hk.update(agents[0], hk.advantage(pool, agents[0], capability, config), config)
+    assert {mb.lower for mb in stats.minibatches} == {1 - config.eps_low}
+
+
+def test_a_reward_that_is_no_number_is_refused_and_named(scored):
+    _, pool, _ = scored
+    r = pool.rollouts[3]
+    rewards = [float("nan") if i == 3 else 1.0 for i in range(len(pool))]
+    with pytest.raises(
+        ValueError, match=f"rewards of 1 rollouts are not finite .{r.problem} by {r.source} #{r.sample}"
+    ):
+        pool.with_rewards(rewards, ["correct"] * len(pool))
+
+
+def test_what_a_notebook_shows_is_short(scored):
+    agents, pool, capability = scored
+    config = hk.Config()
+    batch = hk.advantage(pool, agents[0], capability, config)
+    for thing in (pool, batch, hk.update(agents[0], batch, config)):
+        assert len(repr(thing)) < 200, repr(thing)
