@@ -83,8 +83,8 @@ class Capability(Mapping[str, float]):
             )
         recent = [v for v in self.history[name][-self.window :] if v is not None]
         if not recent:
-            raise ValueError(
-                f"agent {name!r} had no scorable rollout in the last {self.window} steps: is its gold usable?"
+            raise KeyError(
+                f"agent {name!r} had no scorable rollout in the last {self.window} steps: is the gold usable?"
             )
         return sum(recent) / len(recent)
 
@@ -110,13 +110,13 @@ class Capability(Mapping[str, float]):
 class GroupAdvantages(NamedTuple):
     """Advantages of one learner; baseline and standard deviation are those of the rollout's prompt."""
 
-    advantages: Float[Tensor, rollout]
-    baselines: Float[Tensor, rollout]
-    joint_std: Float[Tensor, rollout]
+    advantages: Float[Tensor, "rollout"]
+    baselines: Float[Tensor, "rollout"]
+    joint_std: Float[Tensor, "rollout"]
 
 
 def group_advantages(
-    rewards: Float[Tensor, rollout],
+    rewards: Float[Tensor, "rollout"],
     prompts: Sequence[Hashable],
     sources: Sequence[str],
     learner: str,
@@ -235,7 +235,8 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
         equal_counts=False,  # completeness was checked above; what is missing now is unscorable
     )
     # foreign rollouts: A · ω(j, k), so that a stronger source counts more
-    omega = {s: capability.ratio(s, agent.name) if config.discrepancy and s != agent.name else 1.0 for s in taught_by}
+    foreign = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
+    omega = dict.fromkeys(taught_by, 1.0) | {s: capability.ratio(s, agent.name) for s in foreign}
     kept, prompts, responses = [], [], []
     for row, rollout in enumerate(rollouts):
         view = _learner_tokens(pool, rollout, agent, config.count_eos)

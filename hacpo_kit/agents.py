@@ -186,7 +186,9 @@ class Agent:
             logits_to_keep=width + 1,  # the last prompt token predicts the first response token
         ).logits[:, :-1]
         # log π(y_t) = z_y / T − log Σ exp(z / T), in float32 or better
-        logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if temperature != 1:  # a copy the size of the vocabulary is worth avoiding
+            logits = logits / temperature
         chosen = logits.gather(-1, ids[:, -width:, None]).squeeze(-1)
         return chosen - logits.logsumexp(-1), mask
 
@@ -314,6 +316,15 @@ def load_agents(names: str | Sequence[str | Agent], **options: Any) -> list[Agen
     return agents
 
 
+def as_list(agents: Agent | Sequence[Agent]) -> list[Agent]:
+    """One agent or several as a list; raises TypeError for names, which have to be loaded first."""
+    agents = [agents] if isinstance(agents, Agent | str) else list(agents)
+    for agent in agents:
+        if not isinstance(agent, Agent):
+            raise TypeError(f"need agents, got {agent!r}: load them first, as in hk.load_agents({agent!r})")
+    return agents
+
+
 def load_agent(
     source: str | Path,
     *,
@@ -334,7 +345,9 @@ def load_agent(
 
     where, is_local = _locate(source)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype={dtype}: it takes 'float32' (to train), 'float64', 'bfloat16' or 'float16'")
     options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
     try:
         with quiet():

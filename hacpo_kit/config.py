@@ -37,6 +37,7 @@ class Config:
     oversample: int = _setting(1, "factor on n; 2 in gspo_x2")
     temperature: float = _setting(1.0, "sampling temperature; the logits of every scoring are divided by it too")
     max_new_tokens: int = _setting(32, "length limit of an answer", unit="tokens")
+    rollout_batch: int = _setting(256, "answers sampled at once; a smaller number needs less memory", unit="rollouts")
 
     # Capability and advantage
     window: int = _setting(5, "steps over which mean rewards are averaged, K", unit="steps", source="eqs. 8-9")
@@ -87,6 +88,7 @@ class Config:
             "n",
             "oversample",
             "max_new_tokens",
+            "rollout_batch",
             "window",
             "minibatch",
             "microbatch_tokens",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm.auto import tqdm
 
-from hacpo_kit.agents import Agent
+from hacpo_kit.agents import Agent, as_list
 from hacpo_kit.records import Rollout
 from hacpo_kit.rewards import boxed_math, score
 from hacpo_kit.rollouts import check_request, sample
@@ -75,7 +75,7 @@ def evaluate(
     Raises ValueError for samples < k, several greedy samples, which would all be the same, a negative temperature, and
     duplicate agent names or problem ids.
     """
-    agents = [agents] if isinstance(agents, Agent) else list(agents)
+    agents = as_list(agents)
     problems = list(problems)
     samples = k if samples is None else samples
     temperature = (0.0 if samples == 1 else 1.0) if temperature is None else temperature

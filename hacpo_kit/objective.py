@@ -15,16 +15,16 @@ class LossOutput(NamedTuple):
     """What a loss function returns; `loss` is the negative mean of `objective`."""
 
     loss: Float[Tensor, ""]
-    objective: Float[Tensor, rollout]
-    ratio: Float[Tensor, rollout]
-    clipped: Bool[Tensor, rollout]  # the clip is active: this rollout gives no gradient (token level: some token)
+    objective: Float[Tensor, "rollout"]
+    ratio: Float[Tensor, "rollout"]
+    clipped: Bool[Tensor, "rollout"]  # the clip is active: this rollout gives no gradient (token level: some token)
 
 
 def sequence_ratio(
     logp: Float[Tensor, "rollout token"],
     mask: Bool[Tensor, "rollout token"],
-    source_mean_logp: Float[Tensor, rollout],
-) -> Float[Tensor, rollout]:
+    source_mean_logp: Float[Tensor, "rollout"],
+) -> Float[Tensor, "rollout"]:
     """Length-normalised importance ratio of learner to source (eq. 11); each side counts its own tokens.
 
     Raises ValueError if a rollout has no token or the shapes disagree.
@@ -49,10 +49,10 @@ def clip_band(updates_made: int, delta: float, delta_step: float) -> tuple[float
 def hacpo_loss(
     logp: Float[Tensor, "rollout token"],
     mask: Bool[Tensor, "rollout token"],
-    source_mean_logp: Float[Tensor, rollout],
-    advantages: Float[Tensor, rollout],
-    weights: Float[Tensor, rollout],
-    own: Bool[Tensor, rollout],
+    source_mean_logp: Float[Tensor, "rollout"],
+    advantages: Float[Tensor, "rollout"],
+    weights: Float[Tensor, "rollout"],
+    own: Bool[Tensor, "rollout"],
     updates_made: int,
     config: Config,
 ) -> LossOutput:
@@ -89,7 +89,7 @@ def grpo_loss(
     logp: Float[Tensor, "rollout token"],
     old_logp: Float[Tensor, "rollout token"],
     mask: Bool[Tensor, "rollout token"],
-    advantages: Float[Tensor, rollout],
+    advantages: Float[Tensor, "rollout"],
     config: Config,
 ) -> LossOutput:
     """Token-level clipped loss of GRPO: mean over the tokens of a rollout, then over rollouts (own rollouts only).
@@ -114,7 +114,7 @@ def kl_to_reference(
     logp: Float[Tensor, "rollout token"],
     reference_logp: Float[Tensor, "rollout token"],
     mask: Bool[Tensor, "rollout token"],
-) -> Float[Tensor, rollout]:
+) -> Float[Tensor, "rollout"]:
     """Mean over tokens of the low-variance estimate of KL(learner ‖ reference); never negative."""
     # e^d − d − 1 with d = log π_ref − log π_k
     d = torch.where(mask, reference_logp - logp, 0.0)

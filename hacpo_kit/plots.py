@@ -126,11 +126,12 @@ def _band(fig: Figure, curve: pd.DataFrame, color: str, group: str) -> None:
 def capability_ratios(capability: Capability) -> Figure:
     """ω of every pair of agents over the steps (eq. 9); above 1 the first is the stronger."""
     names = list(capability)
-    steps = max(len(past) for past in capability.history.values())
+    steps = max(map(len, capability.history.values()), default=0)
     fig = _figure("Capability ratio: who is ahead, and by how much", "step", "ω (first ÷ second)")
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     for color, (a, b) in zip(_cycle(COLORS), pairs, strict=False):
-        values = [capability.at(s).ratio(a, b) for s in range(1, steps + 1)]
+        past = [capability.at(s) for s in range(1, steps + 1)]
+        values = [c.ratio(a, b) if a in c and b in c else None for c in past]  # a gap where one had no scorable rollout
         fig.add_scatter(
             x=list(range(1, steps + 1)), y=values, name=f"ω({a}, {b})", mode="lines+markers", line={"color": color},
             showlegend=True,

@@ -35,7 +35,7 @@ class Rollout:
     text: str
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]  # as sampled, with the end token if it ended by itself
-    logps: Float[np.ndarray, token]  # log π_source of each token, at the sampling temperature
+    logps: Float[np.ndarray, "token"]  # log π_source of each token, at the sampling temperature
     ended: bool  # False: cut at the length limit
     hazard: str = ""  # why the text cannot be exchanged: "lossy_text" or "control_token"
     reward: float | None = None  # None: not scored, or not scorable
@@ -137,7 +137,7 @@ class Pool:
         statuses = Counter(r.status for r in mine)
         distinct = self.restricted_to(agent).distinct()
         equal = _equal_reward_share(mine)
-        return {
+        out = {
             "reward": float(np.mean(scored)) if scored else None,
             "length": float(np.mean([len(r.token_ids) for r in mine])),
             "share_hazard": float(np.mean([bool(r.hazard) for r in mine])),
@@ -146,6 +146,7 @@ class Pool:
             "equal_reward_prompts": equal,
             **{f"status_{status}": count / len(mine) for status, count in sorted(statuses.items())},
         }
+        return {name: value for name, value in out.items() if value is not None}
 
     def to_frame(self) -> pd.DataFrame:
         """One row a rollout: problem, prompt, gold, source, sample, text, reward, status, length, mean_logp, ended, hazard."""
@@ -178,10 +179,10 @@ class Batch:
     learner: str
     prompt_ids: tuple[tuple[int, ...], ...]
     response_ids: tuple[tuple[int, ...], ...]
-    source_mean_logp: Float[Tensor, rollout]
-    advantages: Float[Tensor, rollout]
-    weights: Float[Tensor, rollout]  # ω(source, learner), 1 for own rollouts
-    own: Bool[Tensor, rollout]
+    source_mean_logp: Float[Tensor, "rollout"]
+    advantages: Float[Tensor, "rollout"]
+    weights: Float[Tensor, "rollout"]  # ω(source, learner), 1 for own rollouts
+    own: Bool[Tensor, "rollout"]
     index: tuple[int, ...]  # position of each rollout in the pool
     pool: Pool
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason → rollouts
@@ -206,11 +207,11 @@ class MiniBatch:
     updates_made: int  # m: updates this learner had already made in this step
     lower: float  # lower bound of the band for foreign rollouts
     index: np.ndarray  # position in the pool
-    own: Bool[np.ndarray, rollout]
-    ratio: Float[np.ndarray, rollout]
-    clipped: Bool[np.ndarray, rollout]
-    advantages: Float[np.ndarray, rollout]
-    weights: Float[np.ndarray, rollout]
+    own: Bool[np.ndarray, "rollout"]
+    ratio: Float[np.ndarray, "rollout"]
+    clipped: Bool[np.ndarray, "rollout"]
+    advantages: Float[np.ndarray, "rollout"]
+    weights: Float[np.ndarray, "rollout"]
     loss: float
     grad_norm: float  # before scaling down to max_grad_norm
     lr: float
@@ -258,7 +259,8 @@ class StepStats:
         if not self.minibatches:
             return {"updates": 0, **{f"left_out_{k}": v for k, v in self.left_out.items()}}
         mbs = self.minibatches
-        own, ratio, weights = (np.concatenate([getattr(mb, k) for mb in mbs]) for k in ("own", "ratio", "weights"))
+        columns = ("own", "ratio", "clipped", "weights")
+        own, ratio, clipped, weights = (np.concatenate([getattr(mb, k) for mb in mbs]) for k in columns)
         out: dict[str, float] = {
             "updates": len(mbs),
             "rollouts_used": len(own),
@@ -270,16 +272,9 @@ class StepStats:
             out["kl"] = float(np.average([kl for kl, _ in kls], weights=[count for _, count in kls]))
         for who, whose in (("own", own), ("foreign", ~own)):
             if whose.any():
-                values = ratio[whose]
-                out |= {
-                    f"{who}_ratio_mean": values.mean(),
-                    f"{who}_ratio_min": values.min(),
-                    f"{who}_ratio_max": values.max(),
-                }
-                for side in ("low", "high"):
-                    shares = [(mb.clip_fraction(who, side), int((mb.own == (who == "own")).sum())) for mb in mbs]
-                    total = sum(count for _, count in shares)
-                    out[f"clip_{who}_{side}"] = sum(s * c for s, c in shares if s is not None) / total
+                s, hit = ratio[whose], clipped[whose]
+                out |= {f"{who}_ratio_mean": s.mean(), f"{who}_ratio_min": s.min(), f"{who}_ratio_max": s.max()}
+                out |= {f"clip_{who}_low": (hit & (s < 1)).mean(), f"clip_{who}_high": (hit & (s > 1)).mean()}
         if (~own).any():
             out["foreign_weight"] = weights[~own].mean()
         out |= {f"left_out_{reason}": count for reason, count in self.left_out.items()}

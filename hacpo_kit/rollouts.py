@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from hacpo_kit.agents import Agent, microbatches
+from hacpo_kit.agents import Agent, as_list, microbatches
 from hacpo_kit.engines import transformers as transformers_engine
 from hacpo_kit.records import Pool, Rollout, derive_seed
 
@@ -43,7 +43,7 @@ def rollout(
     Raises ValueError for T = 0, top_p < 1 or top_k > 0 (the scorer knows no cut distribution), duplicate agent names or
     problem ids, and prompts that do not fit. Warns if answers were cut at the length limit.
     """
-    agents = [agents] if isinstance(agents, Agent) else list(agents)
+    agents = as_list(agents)
     problems = list(problems)
     check_request(agents, problems, n, max_new_tokens, batch_size)
     _check_distribution(temperature, top_p, top_k)

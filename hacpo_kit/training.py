@@ -12,14 +12,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
-from hacpo_kit.agents import Agent, load_agent
+from hacpo_kit.agents import Agent, as_list, load_agent
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.problems import Problems, load_problems
@@ -71,7 +71,7 @@ def step(
 
     Every learner's batch is built before any model changes, so the order of the agents does not matter.
     """
-    agents = [agents] if isinstance(agents, Agent) else list(agents)
+    agents = as_list(agents)
     timings: dict[str, float] = {}
     pool = rollout(
         agents,
@@ -80,6 +80,8 @@ def step(
         temperature=config.temperature,
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
+        batch_size=config.rollout_batch,
+        scoring_tokens=config.microbatch_tokens,
         progress=progress,
         timings=timings,
     )
@@ -91,10 +93,14 @@ def step(
     with timed(timings, "seconds_update"):
         stats = {agent.name: update(agent, batches[agent.name], config) for agent in agents}
     names = [agent.name for agent in agents]
+    known = [name for name in names if name in capability]  # without a scorable rollout there is no capability
     metrics = {
         **timings,
-        "omega": {f"{a}/{b}": capability.ratio(a, b) for a in names for b in names if a != b},
-        "agents": {n: {"capability": capability[n], **pool.metrics(n), **stats[n].metrics()} for n in names},
+        "omega": {f"{a}/{b}": capability.ratio(a, b) for a in known for b in known if a != b},
+        "agents": {
+            n: {**({"capability": capability[n]} if n in known else {}), **pool.metrics(n), **stats[n].metrics()}
+            for n in names
+        },
     }
     return StepResult(pool, capability, batches, stats, metrics)
 
@@ -168,7 +174,7 @@ def train(
     for name, interval in (("eval_every", eval_every), ("eval_k", eval_k), ("save_every", save_every)):
         if interval < 1:
             raise ValueError(f"{name}={interval}: it must be at least 1")
-    agents = [agents] if isinstance(agents, Agent) else list(agents)
+    agents = as_list(agents)
     problems = _as_problems(problems)
     folder = Path(out) if out is not None else None
     mode = _progress_mode(progress)
@@ -212,7 +218,8 @@ def train(
                 seconds=time.perf_counter() - started,
             )
             totals = {k: getattr(state, k) for k in ("step", "rollouts", "tokens", "seconds")}
-            finish_line({**totals, **last.metrics}, state)
+            last = replace(last, metrics={**totals, **last.metrics})
+            finish_line(last.metrics, state)
             if folder is not None:
                 append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
             report(history[-1])
@@ -333,7 +340,7 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
     """Starts a run folder, or goes on from its last checkpoint."""
     if (folder / "run.json").exists():
         _check_same(folder, record, config)
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and {p.name for p in folder.iterdir() if not p.name.endswith(".tmp")} - {"config.json"}:
         raise ValueError(f"{folder} is not empty and holds no run; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config.to_dict())
@@ -351,7 +358,9 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
     """A run goes on only as what it was; its length and its intervals may change."""
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     old = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    changed = [f"{k}: {a!r} → {b!r}" for k, (a, b) in Config.from_dict(stored).differences(config).items()]
+    differences = Config.from_dict(stored).differences(config)
+    memory = differences.pop("microbatch_tokens", None)  # may change, or nobody could go on after running out of memory
+    changed = [f"{k}: {a!r} → {b!r}" for k, (a, b) in differences.items()]
     if [a["name"] for a in old["agents"]] != [a["name"] for a in record["agents"]]:
         changed.append(f"agents: {[a['name'] for a in old['agents']]} → {[a['name'] for a in record['agents']]}")
     else:
@@ -370,8 +379,9 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
         )
     before, now = old["versions"], record["versions"]
     other = [f"{k} {before.get(k)} → {now.get(k)}" for k in {**before, **now} if before.get(k) != now.get(k)]
+    other += [f"microbatch_tokens {memory[0]} → {memory[1]}"] if memory else []
     if other:
-        warnings.warn(f"{folder} was begun with other versions ({', '.join(other)}): not bit for bit", stacklevel=4)
+        warnings.warn(f"{folder} was begun with other {', '.join(other)}: it does not end bit for bit", stacklevel=4)
 
 
 # ── progress and stops ───────────────────────────────────────────────────────────────────────────────────────────

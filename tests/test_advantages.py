@@ -108,7 +108,7 @@ def test_window_keeps_the_last_steps():
     assert c.with_step({"A": None})["A"] == pytest.approx((0.2 + 0.4 + 0.6 + 0.8) / 4)  # nothing scorable: not a zero
     with pytest.raises(KeyError, match="never observed"):
         c["B"]
-    with pytest.raises(ValueError, match="no scorable rollout"):
+    with pytest.raises(KeyError, match="no scorable rollout"):
         Capability().with_step({"A": None})["A"]
 
 

@@ -276,7 +276,7 @@ def test_other_versions_are_said(tmp_path):
     record = json.loads((tmp_path / "run.json").read_text())
     record["versions"]["torch"] = "1.0"
     (tmp_path / "run.json").write_text(json.dumps(record))
-    with pytest.warns(UserWarning, match=r"begun with other versions \(torch 1\.0 → "):
+    with pytest.warns(UserWarning, match=r"begun with other torch 1\.0 → "):
         hk.train(agents(), problems("train", 20), CONFIG, 2, out=tmp_path, progress="off")
 
 
@@ -370,3 +370,39 @@ def test_import_is_light():
     code = "import sys, hacpo_kit; print([m for m in ('transformers', 'vllm', 'plotly', 'ipywidgets') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_step_in_which_nothing_can_be_scored_is_counted_and_passed_over(fresh_agent):
+    """Unusable golds pay nobody, and the run goes on."""
+    both = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
+    with pytest.warns(UserWarning, match="have no gold"):
+        nobody = hk.load_problems([{"prompt": "10+11=", "gold": ""}, {"prompt": "12+13=", "gold": ""}])
+    with pytest.warns(UserWarning, match="cannot be scored"):
+        result = hk.step(both, nobody, hk.Capability(), CONFIG)
+    assert result.metrics["omega"] == {}
+    mine = result.metrics["agents"]["qwen3-sums"]
+    assert (mine["updates"], mine["left_out_unscorable"]) == (0, 16) and not {"capability", "reward"} & set(mine)
+    usable = problems("train", 20)
+    after = hk.step(both, usable[:4], result.capability, CONFIG)
+    assert after.metrics["agents"]["qwen3-sums"]["capability"] > 0
+    figure = hk.plots.capability_ratios(after.capability)
+    assert figure.data[0].y[0] is None and figure.data[0].y[1] > 0
+
+
+def test_names_instead_of_agents_say_what_to_do():
+    with pytest.raises(TypeError, match=r"load them first, as in hk\.load_agents\('tiny-model-pair'\)"):
+        hk.train("tiny-model-pair", problems("train", 20), CONFIG, 1)
+
+
+def test_memory_settings_may_change_on_resume_with_a_warning(tmp_path):
+    hk.train(agents(), problems("train", 20), CONFIG, 1, out=tmp_path / "run", progress="off")
+    smaller = CONFIG.replace(microbatch_tokens=512)
+    with pytest.warns(UserWarning, match="microbatch_tokens 16384 → 512"):
+        run = hk.train(agents(), problems("train", 20), smaller, 2, out=tmp_path / "run", progress="off")
+    assert run.state.step == 2
+
+
+def test_callbacks_see_the_step_and_its_totals(tmp_path):
+    seen = []
+    hk.train(agents(), problems("train", 20), CONFIG, 2, callbacks=[lambda r: seen.append(r.metrics)], progress="off")
+    assert [(m["step"], m["rollouts"]) for m in seen] == [(1, 32), (2, 64)]
