@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lab lint setup learning bench
+.PHONY: demo test lab lint setup notebooks learning bench
 
 setup: $(READY)
 
@@ -26,6 +26,10 @@ lint: $(READY)
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks
+
+# run all notebooks and store them with their outputs
+notebooks: $(READY)
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 # the measurements that the README and the quickstart quote
 learning: $(READY)

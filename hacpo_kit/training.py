@@ -293,12 +293,16 @@ def _again(what: str, given: Problems | None, record: Mapping[str, Any]) -> Prob
 
 
 def sample_table(result: StepResult, step: int, count: int) -> list[dict[str, Any]]:
-    """A few rollouts of each agent, on the same problem, with reward and every learner's advantage."""
+    """A few rollouts of each agent with reward and every learner's advantage, on a problem whose rewards differ if any do."""
     advantages: dict[int, dict[str, float]] = {}
     for name, batch in result.batches.items():
         for index, value in zip(batch.index, batch.advantages.tolist(), strict=True):
             advantages.setdefault(index, {})[name] = value
-    first = result.pool.problems[0]
+    rewards: dict[str, set[float | None]] = {}
+    for r in result.pool:
+        rewards.setdefault(r.problem, set()).add(r.reward)
+    problems = result.pool.problems
+    first = next((p for p in problems if len(rewards[p.id]) > 1), problems[0])
     rows, shown = [], dict.fromkeys(result.pool.agents, 0)
     for index, r in enumerate(result.pool):
         if r.problem == first.id and shown[r.source] < count:
