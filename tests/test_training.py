@@ -406,3 +406,14 @@ def test_callbacks_see_the_step_and_its_totals(tmp_path):
     seen = []
     hk.train(agents(), problems("train", 20), CONFIG, 2, callbacks=[lambda r: seen.append(r.metrics)], progress="off")
     assert [(m["step"], m["rollouts"]) for m in seen] == [(1, 32), (2, 64)]
+
+
+@pytest.mark.slow
+def test_together_they_learn_faster_than_alone():
+    """The claim of the README in small: four steps, equal rollouts, one seed; measured leads are 31 to 39 points."""
+    accuracy = {}
+    for method in ("hacpo", "gspo"):
+        run = hk.train(agents(), hk.load_problems("arithmetic"), hk.Config.preset(method), 4, progress="off")
+        result = hk.evaluate(run.agents, problems("test", 100), progress=False)
+        accuracy[method] = sum(result[a.name]["avg@1"] for a in run.agents) / 2
+    assert accuracy["hacpo"] > accuracy["gspo"] + 0.15
