@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 # grey of the text read on white and on black
 COLORS = ("#1f83c4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#7a7a7a"
+DASHES = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+}  # plotly's name → matplotlib's; lines that coincide stay visible
 MAX_POINTS = 2000  # a trace; more are thinned, and the title says so
 
 
@@ -91,7 +97,8 @@ def learning_curves(
     count = int(rows.groupby(list(by))["run"].nunique().max()) if "run" in rows else 1
     note = f" (95 % interval over {count} runs each)" if count > 1 else ""
     fig = _figure(title or f"{_label(metric).capitalize()}{note}", _label(x), _label(metric))
-    for color, (name, group) in zip(_cycle(COLORS), rows.groupby(list(by), sort=False), strict=False):
+    styles = zip(_cycle(COLORS), _cycle(tuple(DASHES)), strict=False)
+    for (color, dash), (name, group) in zip(styles, rows.groupby(list(by), sort=False), strict=False):
         # agents of one run are averaged first: runs, not agents, are independent
         per_run = group.groupby([x, "run"] if count > 1 else [x])[metric].mean()
         curve = interval(per_run, x) if count > 1 else per_run.to_frame("mean")
@@ -99,7 +106,12 @@ def learning_curves(
         if count > 1:
             _band(fig, curve, color, label)
         fig.add_scatter(
-            x=curve.index, y=curve["mean"], name=label, mode="lines+markers", line={"color": color}, legendgroup=label
+            x=curve.index,
+            y=curve["mean"],
+            name=label,
+            mode="lines+markers",
+            line={"color": color, "dash": dash},
+            legendgroup=label,
         )
     return fig
 
@@ -267,7 +279,8 @@ def _draw_scatter(ax, trace) -> None:
             edgecolors=color if hollow else "none", linewidths=0.7, label=trace.name,
         )  # fmt: skip
     else:
-        ax.plot(trace.x, trace.y, marker="o", markersize=3.5, linewidth=1.6, color=trace.line.color, label=trace.name)
+        style = {"color": trace.line.color, "linestyle": DASHES[trace.line.dash or "solid"], "linewidth": 1.6}
+        ax.plot(trace.x, trace.y, marker="o", markersize=3.5, label=trace.name, **style)
 
 
 def _grey(ax) -> None:
