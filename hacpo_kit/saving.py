@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
 from hacpo_kit.agents import Agent, quiet
+from hacpo_kit.records import Pool
 
 KEEP = 2  # checkpoints kept: the last, and the one before it should the last be damaged
 
@@ -35,6 +36,22 @@ class State:
     rollouts: int = 0
     tokens: int = 0
     seconds: float = 0.0
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The counts that open every line of metrics."""
+        return {name: getattr(self, name) for name in ("step", "rollouts", "tokens", "seconds")}
+
+    def after(self, capability: Capability, pool: Pool, seconds: float) -> State:
+        """The state one step later, `seconds` of run time after its start."""
+        return State(
+            step=self.step + 1,
+            capability=capability,
+            position=self.position + len(pool.problems),
+            rollouts=self.rollouts + len(pool),
+            tokens=self.tokens + pool.tokens,
+            seconds=seconds,
+        )
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -102,7 +119,8 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
         write_json(
             temporary / "state.json",
             {
-                **{k: getattr(state, k) for k in ("step", "position", "rollouts", "tokens", "seconds")},
+                **state.totals,
+                "position": state.position,
                 "capability": state.capability.to_dict(),
                 "agents": [_describe(agent) for agent in agents],
                 "random": [python[0], list(python[1]), python[2]],

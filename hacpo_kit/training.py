@@ -189,36 +189,24 @@ def train(
     def finish_line(line: dict[str, Any], at: State) -> None:
         if test is not None and (at.step % eval_every == 0 or at.step == steps):
             with timed(line, "seconds_evaluation"):
-                settings = dict(
-                    max_new_tokens=config.max_new_tokens, reward_function=reward_function, progress=mode == "bar"
-                )
-                result = evaluate(agents, test, eval_k, seed=config.seed, **settings)
-            for agent in agents:
-                scores = {k: v for k, v in result[agent.name].items() if k.startswith(("avg@", "best@"))}
-                scores = {k: v for k, v in scores.items() if not math.isnan(v)}  # nothing scorable: no value
-                line["agents"].setdefault(agent.name, {}).update(scores)
+                scores = _scores(agents, test, eval_k, config, reward_function, progress=mode == "bar")
+            for name, values in scores.items():
+                line["agents"].setdefault(name, {}).update(values)
         history.append(line)
         if folder is not None:
             append_lines(folder / "metrics.jsonl", [line])
 
     with _reporter(mode, steps, state.step) as report, watch:
         if not history:
-            finish_line({"step": 0, "rollouts": 0, "tokens": 0, "seconds": 0.0, "agents": {}}, state)
+            finish_line({**state.totals, "agents": {}}, state)
         end = watch.pressed
         while state.step < steps and not end:
             drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
-            inner = mode == "bar"
-            last = step(agents, drawn, state.capability, config, reward_function=reward_function, progress=inner)
-            state = State(
-                step=state.step + 1,
-                capability=last.capability,
-                position=state.position + len(drawn),
-                rollouts=state.rollouts + len(last.pool),
-                tokens=state.tokens + last.pool.tokens,
-                seconds=time.perf_counter() - started,
+            last = step(
+                agents, drawn, state.capability, config, reward_function=reward_function, progress=mode == "bar"
             )
-            totals = {k: getattr(state, k) for k in ("step", "rollouts", "tokens", "seconds")}
-            last = replace(last, metrics={**totals, **last.metrics})
+            state = state.after(last.capability, last.pool, time.perf_counter() - started)
+            last = replace(last, metrics={**state.totals, **last.metrics})
             finish_line(last.metrics, state)
             if folder is not None:
                 append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
@@ -232,6 +220,16 @@ def train(
         where = f"; the same call with out={str(folder)!r} goes on" if folder else "; without out= nothing was saved"
         print(f"stopped after step {state.step} of {steps}{where}")
     return Run(agents, config, tuple(history), state, folder, stopped, last)
+
+
+def _scores(agents, test, k: int, config: Config, reward_function, progress: bool) -> dict[str, dict[str, float]]:
+    """Test scores of every agent; a score that is no number, since nothing was scorable, is absent."""
+    settings = dict(max_new_tokens=config.max_new_tokens, reward_function=reward_function, progress=progress)
+    result = evaluate(agents, test, k, seed=config.seed, **settings)
+    return {
+        name: {m: v for m, v in values.items() if m.startswith(("avg@", "best@")) and not math.isnan(v)}
+        for name, values in result.agents.items()
+    }
 
 
 def resume(
