@@ -633,3 +633,21 @@ def test_the_frame_has_one_row_a_rollout_and_the_metrics_leave_unscorable_ones_o
     assert metrics["equal_reward_prompts"] == 1.0 and scored.metrics("llama-differences")["equal_reward_prompts"] == 0.5
     assert scored.restricted_to("llama-differences").agents == ("llama-differences",)
     assert len(scored.restricted_to("llama-differences")) == 4
+
+
+def test_sampled_tokens_follow_the_model_s_distribution(qwen):
+    """First tokens of many answers to one prompt against softmax(logits / T): a chi-square test at 10⁻⁴."""
+    from scipy.stats import chisquare
+
+    from hacpo_kit.engines import transformers as engine
+
+    prompt, count, temperature = qwen.encode_prompt("37+58="), 4000, 1.7
+    answers = engine.sample(qwen, [prompt] * count, temperature=temperature, max_new_tokens=1, seed=3)
+    with torch.no_grad():
+        logits = qwen.model(torch.tensor([prompt])).logits[0, -1].double()
+    expected = (logits / temperature).softmax(-1).numpy() * count
+    seen = np.bincount([ids[0] for ids, _ in answers], minlength=len(expected))
+    often = expected >= 5  # the rest together, as the test asks
+    groups = [np.append(v[often], v[~often].sum()) for v in (seen, expected)]
+    assert often.sum() > 5
+    assert chisquare(*groups).pvalue > 1e-4

@@ -18,6 +18,21 @@ def neutral_generation_config(agent: Agent):
     return GenerationConfig(eos_token_id=sorted(agent.end_ids), pad_token_id=agent.pad_id)
 
 
+class _Gumbel:
+    """Turns greedy search into sampling: argmax of logits / T + Gumbel noise is a draw from softmax(logits / T).
+
+    The noise comes from a generator of its own, so that neither other threads nor earlier draws change an answer.
+    """
+
+    def __init__(self, temperature: float, seed: int, device: torch.device):
+        self.temperature = temperature
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.float() / self.temperature
+        return scores - torch.empty_like(scores).exponential_(generator=self.generator).log()
+
+
 def sample(
     agent: Agent,
     prompts: Sequence[Sequence[int]],
@@ -25,17 +40,12 @@ def sample(
     temperature: float,
     max_new_tokens: int,
     seed: int,
-    top_p: float = 1.0,
-    top_k: int = 0,
 ) -> list[tuple[tuple[int, ...], bool]]:
     """One answer to each prompt: its tokens, end token included, and whether it ended by itself; T = 0 is greedy."""
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, LogitsProcessorList
 
-    # the fields of sampling mean nothing to a greedy search, which warns about them
-    chance = dict(temperature=temperature, top_p=top_p, top_k=top_k, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0)
     config = GenerationConfig(
-        do_sample=temperature > 0,
-        **(chance if temperature > 0 else {}),
+        do_sample=False,  # chance is added to the logits
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
         num_beams=1,
@@ -45,6 +55,7 @@ def sample(
         pad_token_id=agent.pad_id,
         use_cache=True,
     )
+    chance = LogitsProcessorList([_Gumbel(temperature, seed, agent.device)] if temperature > 0 else [])
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), agent.pad_id, dtype=torch.long)
     attention = torch.zeros_like(ids)
@@ -53,11 +64,12 @@ def sample(
         attention[row, width - len(prompt) :] = 1
     # generate() fills what is unset from here; neutral again, should someone have set it since the agent was made
     agent.model.generation_config = neutral_generation_config(agent)
-    devices = [agent.device] if agent.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad():
-        torch.manual_seed(seed)
+    with torch.no_grad():
         out = agent.model.generate(
-            input_ids=ids.to(agent.device), attention_mask=attention.to(agent.device), generation_config=config
+            input_ids=ids.to(agent.device),
+            attention_mask=attention.to(agent.device),
+            generation_config=config,
+            logits_processor=chance,
         )
     return [_until_end(row, agent.end_ids) for row in out[:, width:].tolist()]
 
