@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,6 +69,12 @@ class Capability(Mapping[str, float]):
         for name, rollouts in pool.by_source.items():
             rewards = [r.reward for r in rollouts if r.reward is not None]
             means[name] = sum(rewards) / len(rewards) if rewards else None
+            if rewards and means[name] < 0:
+                warnings.warn(
+                    f"the mean reward of agent {name!r} is negative: ω compares positive means, so P̂ counts as {FLOOR}; "
+                    "add a constant to the rewards",
+                    stacklevel=2,
+                )
         return self.with_step(means)
 
     def with_step(self, means: Mapping[str, float | None]) -> Capability:
@@ -137,8 +144,9 @@ def group_advantages(
     >>> group_advantages(torch.tensor([1.0, 0, 0, 0]), ["p"] * 4, ["A"] * 4, "A", {"A": 0.25}).advantages
     tensor([ 1.5000, -0.5000, -0.5000, -0.5000])
     """
-    rewards = torch.as_tensor(rewards)
-    rewards = rewards if rewards.is_floating_point() else rewards.double()
+    if not isinstance(rewards, Tensor) or not rewards.is_floating_point():
+        rewards = torch.as_tensor(rewards, dtype=torch.float64)
+    prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts  # tensors are equal by identity only
     _check_group_input(rewards, prompts, sources, learner, equal_counts)
     if cross_baseline not in ("learner", "source"):
         raise ValueError(f"cross_baseline={cross_baseline!r}: it takes 'learner' or 'source'")

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -325,6 +326,19 @@ def as_list(agents: Agent | Sequence[Agent]) -> list[Agent]:
     return agents
 
 
+def check_names(agents: Sequence[Agent]) -> None:
+    """Raises ValueError unless the agents' names are different and can be names of folders."""
+    for agent in agents:
+        if not re.fullmatch(r"[^\W_][\w .+#@=()-]{0,99}", agent.name) or agent.name.endswith((".", " ")):
+            raise ValueError(
+                f"agent name {agent.name!r}: use up to 100 letters, digits and . _ + - # @ = ( ), since it becomes a folder; "
+                "give name= when loading"
+            )
+    names = [a.name.casefold() for a in agents]
+    if len(set(names)) < len(names):
+        raise ValueError(f"agents need different names, also without regard to case: {[a.name for a in agents]}")
+
+
 def load_agent(
     source: str | Path,
     *,
@@ -376,7 +390,8 @@ def load_agent(
         name=name or Path(str(source)).name,
         prompt_format=prompt_format,
         template=template,
-        origin=str(source),
+        # a folder is found again from any working directory
+        origin=str(Path(where).resolve()) if is_local and _built_in(source) is None else str(source),
     )
 
 
@@ -399,10 +414,14 @@ def _built_in_names() -> list[str]:
     return [*names, *built_in_sets()] if names else []
 
 
+def _built_in(source: str | Path) -> Path | None:
+    folder = data_folder() / "agents" / str(source)
+    return folder if isinstance(source, str) and source and (folder / "config.json").exists() else None
+
+
 def _locate(source: str | Path) -> tuple[str, bool]:
     """The path or hub id to load from, and whether it is local."""
-    built_in = data_folder() / "agents" / str(source)
-    if isinstance(source, str) and source and (built_in / "config.json").exists():
+    if (built_in := _built_in(source)) is not None:
         return str(built_in), True
     path = Path(source).expanduser()
     if path.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -39,7 +40,8 @@ def run(notebook: str, parameters: tuple[tuple[str, str], ...], name: str | None
             checked = experiments.check_parameters({**defaults, **values})
             values = {k: getattr(checked, k) for k in values}
         told = "-".join([source.stem, *(f"{k}={v}" for k, v in values.items() if k != "out")])
-        name = name or re.sub(r"[^\w.=+-]+", "+", told)  # it becomes a file name
+        told = re.sub(r"[^\w.=+-]+", "+", told)  # it becomes a file name
+        name = name or (told if len(told) <= 100 else f"{told[:90]}-{hashlib.sha256(told.encode()).hexdigest()[:8]}")
         executed, html = experiments.run_notebook(source, values, name=name, out=out, progress=not quiet)
     click.echo(f"notebook  {executed}\nreport    {html}")
     if (executed.with_suffix("") / "run.json").exists():
@@ -65,7 +67,7 @@ class _readable_errors:
         return self
 
     def __exit__(self, kind, error, _):
-        if isinstance(error, ValueError | FileNotFoundError):
+        if isinstance(error, ValueError | OSError):
             click.echo(f"hacpo-kit: {error}", err=True)
             sys.exit(2)
         if type(error).__name__ == "PapermillExecutionError":

@@ -145,7 +145,8 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON types, with the version of the stored form."""
-        return {"version": VERSION, **asdict(self)}
+        # JSON has no infinity, which switches eps_high or max_grad_norm off
+        return {"version": VERSION, **{k: "inf" if v == math.inf else v for k, v in asdict(self).items()}}
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some settings changed."""
@@ -229,6 +230,8 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
         if value not in get_args(kind):
             raise ValueError(f"{name}={value!r}: it takes one of {', '.join(map(repr, get_args(kind)))}")
         return value
+    if kind is float and value == "inf":
+        value = math.inf
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if math.isnan(value):
             raise ValueError(f"{name} is NaN; give a number")

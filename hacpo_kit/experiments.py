@@ -15,6 +15,7 @@ from typing import Any
 from hacpo_kit.agents import load_agents
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
 from hacpo_kit.problems import load_problems
+from hacpo_kit.saving import locked
 from hacpo_kit.training import Run, train
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -160,12 +161,13 @@ def run_notebook(
     if "out" in known:
         parameters.setdefault("out", str((out / name).resolve()))
     executed, html = out / f"{name}.ipynb", out / f"{name}.html"
-    try:
-        _execute(papermill, source, executed, parameters, progress)
-    except PapermillExecutionError:
+    with locked(out / f".{name}.lock", what=f"notebook {executed}"):
+        try:
+            _execute(papermill, source, executed, parameters, progress)
+        except PapermillExecutionError:
+            write_html(executed, html)
+            raise
         write_html(executed, html)
-        raise
-    write_html(executed, html)
     return executed, html
 
 

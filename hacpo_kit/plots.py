@@ -248,7 +248,7 @@ def _draw(fig: go.Figure, width: float, dpi: int) -> bytes:
         if trace.type != "scatter":
             raise NotImplementedError(f"no static picture for traces of type {trace.type}")
         _draw_scatter(ax, trace)
-    ax.set_title(fig.layout.title.text, loc="left", fontsize=11, color=GREY)
+    ax.set_title(_literal(fig.layout.title.text), loc="left", fontsize=11, color=GREY)
     ax.set_xlabel(fig.layout.xaxis.title.text)
     ax.set_ylabel(fig.layout.yaxis.title.text)
     if fig.layout.xaxis.tickvals is not None:
@@ -276,11 +276,16 @@ def _draw_scatter(ax, trace) -> None:
         color, hollow = trace.marker.color, str(trace.marker.symbol).endswith("open")
         ax.scatter(
             trace.x, trace.y, s=10, alpha=trace.marker.opacity, facecolors="none" if hollow else color,
-            edgecolors=color if hollow else "none", linewidths=0.7, label=trace.name,
+            edgecolors=color if hollow else "none", linewidths=0.7, label=_literal(trace.name),
         )  # fmt: skip
     else:
         style = {"color": trace.line.color, "linestyle": DASHES[trace.line.dash or "solid"], "linewidth": 1.6}
-        ax.plot(trace.x, trace.y, marker="o", markersize=3.5, label=trace.name, **style)
+        ax.plot(trace.x, trace.y, marker="o", markersize=3.5, label=_literal(trace.name), **style)
+
+
+def _literal(text: str) -> str:
+    """Text as it is: matplotlib reads dollar signs as formulas, and leaves labels that begin with _ out of the legend."""
+    return f" {text}".replace("$", r"\$") if (text or "").startswith("_") else (text or "").replace("$", r"\$")
 
 
 def _grey(ax) -> None:

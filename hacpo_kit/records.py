@@ -293,7 +293,7 @@ METRICS = {
     "seconds_advantage": "time to build every learner's batch, re-encoding included (s)",
     "seconds_update": "time of forward, backward and optimiser, all learners (s)",
     "seconds_evaluation": "time of the evaluation after this step (s)",
-    "omega": "capability ratio ω(numerator, denominator) as used in this step, per ordered pair",
+    "omega": "capability ratio as used in this step: omega[k][j] = ω(k, j) = P̂(k) / P̂(j)",
     "reward": "mean verified reward of the agent's own rollouts; unscorable ones do not count",
     "capability": "P̂: mean of the agent's mean rewards over the window",
     "length": "mean length of the agent's rollouts (tokens)",

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +125,12 @@ def _call(fn: Callable, response: str, gold: str, index: int) -> Verdict:
         raise ValueError(f"item {index}: the reward function returned {given!r}, not a number or a Verdict") from None
     if not math.isfinite(number):
         raise ValueError(f"item {index}: the reward function returned {given!r}; a reward must be finite")
-    return given if isinstance(given, Verdict) else Verdict(number, "correct" if number > 0 else "wrong")
+    # the plain number, also of a Verdict: numpy's and torch's scalars are no JSON
+    return (
+        replace(given, reward=number)
+        if isinstance(given, Verdict)
+        else Verdict(number, "correct" if number > 0 else "wrong")
+    )
 
 
 def _at_once(answer: str | None, gold: str | None) -> Verdict | None:

@@ -8,8 +8,10 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import uuid
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
@@ -90,6 +93,30 @@ def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
     return rows
 
 
+@contextlib.contextmanager
+def locked(file: Path | None, what: str):
+    """Holds a lock file while the block runs, so that no other process does the same; None locks nothing.
+
+    Raises ValueError if somebody else holds it; the lock of a killed process is free.
+    """
+    if file is None:
+        yield
+        return
+    import fcntl
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = file.open("a")
+    except OSError as error:
+        raise OSError(f"{file.parent} cannot be written: {error}") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is at work on {what}; wait for it, or choose another name") from None
+        yield
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide over a run's result."""
     out = {"python": platform.python_version()}
@@ -102,18 +129,22 @@ def versions() -> dict[str, str]:
 def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
     """Writes one checkpoint: every agent as a Hugging Face folder, optimisers, random states, capability, position.
 
-    The checkpoint appears under its name only when it is complete. Raises OSError if it cannot be written.
+    The checkpoint appears under its name only when it is complete. Raises OSError if it cannot be written, ValueError
+    if the folder holds something else than a checkpoint.
     """
     folder = Path(folder)
+    if folder.exists() and not (folder / "state.json").exists() and (folder.is_file() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not empty and no checkpoint; choose another folder")
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir(parents=True)
     try:
+        (temporary / "optimizers").mkdir()
         for agent in agents:
-            agent.save(temporary / agent.name)
+            agent.save(temporary / "agents" / agent.name)
             if agent.reference is not None:
                 with quiet():
-                    agent.reference.save_pretrained(temporary / f"{agent.name}.reference")
-            save_file(_optimizer_tensors(agent), temporary / f"{agent.name}.optimizer.safetensors")
+                    agent.reference.save_pretrained(temporary / "references" / agent.name)
+            save_file(_optimizer_tensors(agent), temporary / "optimizers" / f"{agent.name}.safetensors")
         save_file(_random_tensors(), temporary / "random.safetensors")
         python = random.getstate()
         write_json(
@@ -126,9 +157,13 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
                 "random": [python[0], list(python[1]), python[2]],
             },
         )
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.replace(folder)
+        if folder.exists():  # aside first: a stop between two renames loses nothing
+            aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.old.tmp")
+            folder.replace(aside)
+            temporary.replace(folder)
+            shutil.rmtree(aside)
+        else:
+            temporary.replace(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -172,15 +207,15 @@ def _describe(agent: Agent) -> dict[str, Any]:
 
 
 def _restore_agent(agent: Agent, folder: Path, entry: Mapping[str, Any]) -> None:
-    _load_weights(agent.model, folder / agent.name)
+    _load_weights(agent.model, folder / "agents" / agent.name)
     agent.updates, agent.steps = entry["updates"], entry["steps"]
     agent.reference = None
-    if (folder / f"{agent.name}.reference").exists():
+    if (folder / "references" / agent.name).exists():
         agent.reference = (
             type(agent.model)(agent.model.config).to(agent.device, agent.model.dtype).requires_grad_(False)
         )
-        _load_weights(agent.reference.eval(), folder / f"{agent.name}.reference")
-    tensors = load_file(folder / f"{agent.name}.optimizer.safetensors")
+        _load_weights(agent.reference.eval(), folder / "references" / agent.name)
+    tensors = load_file(folder / "optimizers" / f"{agent.name}.safetensors")
     agent.optimizer = None
     if tensors:
         agent.optimizer = torch.optim.AdamW(agent.model.parameters())
@@ -220,7 +255,25 @@ def _random_tensors() -> dict[str, torch.Tensor]:
 
 def checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted((Path(run) / "checkpoints").glob("step-*"))
+    found = [p for p in (Path(run) / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", p.name) and p.is_dir()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+
+
+def restore_newest(run: Path, agents: Sequence[Agent]) -> State | None:
+    """The state of the newest checkpoint that can be read, with a warning for each that cannot; None if there is none.
+
+    Raises ValueError if there are checkpoints and none can be read.
+    """
+    found, faults = checkpoints(run), []
+    for folder in reversed(found):
+        try:
+            return restore(folder, agents)
+        except (OSError, KeyError, RuntimeError, json.JSONDecodeError, SafetensorError) as fault:
+            faults.append(f"{folder.name}: {type(fault).__name__}: {fault}")
+            warnings.warn(f"checkpoint {folder} cannot be read ({type(fault).__name__}: {fault})", stacklevel=3)
+    if faults:
+        raise ValueError(f"no checkpoint of {run} can be read ({'; '.join(faults)}); start a new run in another folder")
+    return None
 
 
 def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:

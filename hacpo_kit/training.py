@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
-from hacpo_kit.agents import Agent, as_list, load_agent
+from hacpo_kit.agents import Agent, as_list, check_names, load_agent
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.problems import Problems, load_problems
@@ -29,8 +29,8 @@ from hacpo_kit.rollouts import rollout, timed
 from hacpo_kit.saving import (
     State,
     append_lines,
-    checkpoints,
-    restore,
+    locked,
+    restore_newest,
     save_checkpoint,
     truncate_lines,
     versions,
@@ -96,7 +96,7 @@ def step(
     known = [name for name in names if name in capability]  # without a scorable rollout there is no capability
     metrics = {
         **timings,
-        "omega": {f"{a}/{b}": capability.ratio(a, b) for a in known for b in known if a != b},
+        "omega": {a: {b: capability.ratio(a, b) for b in known if b != a} for a in known},
         "agents": {
             n: {**({"capability": capability[n]} if n in known else {}), **pool.metrics(n), **stats[n].metrics()}
             for n in names
@@ -174,17 +174,15 @@ def train(
     for name, interval in (("eval_every", eval_every), ("eval_k", eval_k), ("save_every", save_every)):
         if interval < 1:
             raise ValueError(f"{name}={interval}: it must be at least 1")
+    if steps < 1:
+        raise ValueError(f"steps={steps}: it must be at least 1")
     agents = as_list(agents)
     problems = _as_problems(problems)
+    problems.batch(0, config.prompts_per_step, seed=config.seed)  # too few problems: refused before anything is written
+    check_names(agents)
     folder = Path(out) if out is not None else None
     mode = _progress_mode(progress)
-    state, history = State(capability=Capability(config.window)), []
-    if folder is not None:
-        record = _record(
-            agents, problems, test, config, steps, eval_every, eval_k, save_every, samples, reward_function
-        )
-        state, history = _open_run(folder, record, config, agents, state)
-    watch, started, last = _Interrupt(), time.perf_counter() - state.seconds, None
+    state, history, last = State(capability=Capability(config.window)), [], None
 
     def finish_line(line: dict[str, Any], at: State) -> None:
         if test is not None and (at.step % eval_every == 0 or at.step == steps):
@@ -196,25 +194,28 @@ def train(
         if folder is not None:
             append_lines(folder / "metrics.jsonl", [line])
 
-    with _reporter(mode, steps, state.step) as report, watch:
-        if not history:
-            finish_line({**state.totals, "agents": {}}, state)
-        end = watch.pressed
-        while state.step < steps and not end:
-            drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
-            last = step(
-                agents, drawn, state.capability, config, reward_function=reward_function, progress=mode == "bar"
-            )
-            state = state.after(last.capability, last.pool, time.perf_counter() - started)
-            last = replace(last, metrics={**state.totals, **last.metrics})
-            finish_line(last.metrics, state)
-            if folder is not None:
-                append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
-            report(history[-1])
-            answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
-            end = any(answers) or watch.pressed  # read once: what ends here has been saved
-            if folder is not None and (state.step % save_every == 0 or state.step == steps or end):
-                save_checkpoint(folder, agents, state)
+    with locked(folder and folder / ".lock", what=f"run {folder}"), _Interrupt() as watch:
+        if folder is not None:
+            about = (agents, problems, test, config, steps, eval_every, eval_k, save_every, samples, reward_function)
+            state, history = _open_run(folder, _record(*about), config, agents, state)
+        started, end = time.perf_counter() - state.seconds, watch.pressed
+        with _reporter(mode, steps, state.step) as report:
+            if not history:
+                finish_line({**state.totals, "agents": {}}, state)
+            while state.step < steps and not end:
+                drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
+                settings = {"reward_function": reward_function, "progress": mode == "bar"}
+                last = step(agents, drawn, state.capability, config, **settings)
+                state = state.after(last.capability, last.pool, time.perf_counter() - started)
+                last = replace(last, metrics={**state.totals, **last.metrics})
+                finish_line(last.metrics, state)
+                if folder is not None:
+                    append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
+                report(history[-1])
+                answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
+                end = any(answers) or watch.pressed  # read once: what ends here has been saved
+                if folder is not None and (state.step % save_every == 0 or state.step == steps or end):
+                    save_checkpoint(folder, agents, state)
     stopped = state.step < steps
     if stopped and mode != "off":
         where = f"; the same call with out={str(folder)!r} goes on" if folder else "; without out= nothing was saved"
@@ -274,7 +275,7 @@ def resume(
         agents,
         problems,
         config,
-        steps or record["steps"],
+        record["steps"] if steps is None else steps,
         out=folder,
         test=test,
         reward_function=reward_function,
@@ -342,13 +343,18 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
     """Starts a run folder, or goes on from its last checkpoint."""
     if (folder / "run.json").exists():
         _check_same(folder, record, config)
-    elif folder.exists() and {p.name for p in folder.iterdir() if not p.name.endswith(".tmp")} - {"config.json"}:
+    elif folder.exists() and {p.name for p in folder.iterdir() if not p.name.endswith(".tmp")} - {
+        "config.json",
+        ".lock",
+    }:
         raise ValueError(f"{folder} is not empty and holds no run; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config.to_dict())
-    write_json(folder / "run.json", record)
-    if found := checkpoints(folder):
-        state = restore(found[-1], agents)
+    for name, content in (("config.json", config.to_dict()), ("run.json", record)):
+        path = folder / name
+        if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != content:
+            write_json(path, content)
+    if (restored := restore_newest(folder, agents)) is not None:
+        state = restored
     elif any(agent.updates for agent in agents):
         raise ValueError("a new run needs agents as they were loaded; these have been trained: load them again")
     history = truncate_lines(folder / "metrics.jsonl", state.step)

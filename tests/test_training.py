@@ -100,15 +100,15 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
 def test_trained_agents_load_with_plain_transformers(undisturbed):
     folder = checkpoints(undisturbed.folder)[-1]
     for agent in undisturbed.agents:
-        model = AutoModelForCausalLM.from_pretrained(folder / agent.name)
+        model = AutoModelForCausalLM.from_pretrained(folder / "agents" / agent.name)
         assert same(model.state_dict(), agent.model.state_dict())
         tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
         assert tied == agent.model.config.tie_word_embeddings
         assert (
-            AutoTokenizer.from_pretrained(folder / agent.name)("37+58=").input_ids
+            AutoTokenizer.from_pretrained(folder / "agents" / agent.name)("37+58=").input_ids
             == agent.tokenizer("37+58=").input_ids
         )
-        loaded = hk.load_agent(folder / agent.name)
+        loaded = hk.load_agent(folder / "agents" / agent.name)
         assert loaded.name == agent.name and loaded.end_ids == agent.end_ids
 
 
@@ -170,7 +170,9 @@ def test_kill_9_and_the_same_command_again(undisturbed, tmp_path):
     assert "finished 6" in out
     last = checkpoints(folder)[-1]
     for agent in undisturbed.agents:
-        assert same(AutoModelForCausalLM.from_pretrained(last / agent.name).state_dict(), agent.model.state_dict())
+        assert same(
+            AutoModelForCausalLM.from_pretrained(last / "agents" / agent.name).state_dict(), agent.model.state_dict()
+        )
     assert without_times(read_lines(folder / "metrics.jsonl")) == without_times(undisturbed.history)
     assert not list((folder / "checkpoints").glob(".*"))
 
