@@ -419,3 +419,127 @@ def test_together_they_learn_faster_than_alone():
         result = hk.evaluate(run.agents, problems("test", 100), progress=False)
         accuracy[method] = sum(result[a.name]["avg@1"] for a in run.agents) / 2
     assert accuracy["hacpo"] > accuracy["gspo"] + 0.15
+
+
+# ── what an attacker tried ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_save_never_deletes_what_is_no_checkpoint(fresh_agent, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    with pytest.raises(ValueError, match="not empty and no checkpoint"):
+        hk.save(tmp_path / "mine", [fresh_agent("qwen3-sums")], hk.State())
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
+
+
+def test_infinite_settings_survive_the_run_folder(tmp_path):
+    config = CONFIG.replace(max_grad_norm=float("inf"), eps_high=float("inf"))
+    hk.train(agents(), problems("train", 20), config, 1, out=tmp_path / "run", progress="off")
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["max_grad_norm"] == "inf" and hk.Config.from_dict(stored) == config
+
+
+def test_a_second_process_on_one_run_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for(lambda: len(read_lines(folder / "metrics.jsonl")) > 1, process)
+    with pytest.raises(ValueError, match="another process is at work on run"):
+        hk.train(agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, **OPTIONS)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert hk.resume(folder, steps=2, progress="off").state.step >= 2  # a killed process holds no lock
+
+
+@pytest.mark.parametrize("damage", ["cut model", "empty optimizer", "cut state", "no model"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(undisturbed, tmp_path, damage):
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    (folder / "checkpoints" / "step-best").mkdir()  # whoever makes it, it is none of ours
+    last = checkpoints(folder)[-1]
+    assert last.name == "step-000006"
+    victim = {
+        "cut model": last / "agents" / "qwen3-sums" / "model.safetensors",
+        "empty optimizer": last / "optimizers" / "qwen3-sums.safetensors",
+        "cut state": last / "state.json",
+        "no model": last / "agents" / "llama-differences" / "model.safetensors",
+    }[damage]
+    content = victim.read_bytes()
+    if damage == "no model":
+        victim.unlink()
+    else:
+        victim.write_bytes(b"" if damage.startswith("empty") else content[: len(content) // 2])
+    with pytest.warns(UserWarning, match="step-000006 cannot be read"):
+        again = hk.resume(folder, progress="off")
+    assert again.state.step == 6 and same(weights(again.agents), weights(undisturbed.agents))
+
+
+def test_when_no_checkpoint_can_be_read_nothing_starts_over(undisturbed, tmp_path):
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    for checkpoint in checkpoints(folder):
+        (checkpoint / "state.json").write_text("{")
+    before = (folder / "metrics.jsonl").read_bytes()
+    with (
+        pytest.warns(UserWarning, match="cannot be read"),
+        pytest.raises(ValueError, match=r"no checkpoint of .* can be read"),
+    ):
+        hk.resume(folder, progress="off")
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".", "..", "_x", "nul\0", "x" * 101, "ends."])
+def test_names_that_are_no_folders_are_refused_before_anything_runs(fresh_agent, tmp_path, name):
+    agent = fresh_agent("qwen3-sums")
+    agent.name = name
+    with pytest.raises(ValueError, match="it becomes a folder"):
+        hk.train(agent, problems("train", 20), CONFIG, 1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_names_that_look_like_files_of_another_do_not_collide(fresh_agent, tmp_path):
+    config = CONFIG.replace(beta=0.1)
+    runs = {}
+    for stop in (2, 1):
+        both = [fresh_agent("qwen3-sums"), fresh_agent("qwen3-sums")]
+        both[0].name, both[1].name = "a", "a.reference"
+        out = tmp_path / f"stop{stop}"
+        hk.train(both, problems("train", 20), config, stop, out=out, progress="off", save_every=1)
+        fresh = [fresh_agent("qwen3-sums"), fresh_agent("qwen3-sums")]
+        fresh[0].name, fresh[1].name = "a", "a.reference"
+        runs[stop] = hk.train(fresh, problems("train", 20), config, 2, out=out, progress="off", save_every=1)
+    assert same(weights(runs[1].agents), weights(runs[2].agents))
+    fresh[1].name = "A"
+    with pytest.raises(ValueError, match="without regard to case"):
+        hk.train(fresh, problems("train", 20), config, 1)
+
+
+def test_too_few_problems_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="problems"):
+        hk.train(agents(), problems("train", 3), CONFIG, 1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_numpy_rewards_in_a_verdict_are_written_as_numbers(tmp_path):
+    from hacpo_kit.rewards import Verdict
+
+    half = lambda response, gold: Verdict(np.float32(0.5), "correct")  # noqa: E731
+    hk.train(agents(), problems("train", 20), CONFIG, 1, out=tmp_path / "run", reward_function=half, progress="off")
+    assert {s["reward"] for s in read_lines(tmp_path / "run" / "samples.jsonl")} == {0.5}
+
+
+def test_a_local_model_is_found_again_from_another_directory(tmp_path, monkeypatch, fresh_agent):
+    fresh_agent("qwen3-sums").save(tmp_path / "models" / "mine")
+    monkeypatch.chdir(tmp_path / "models")
+    hk.train(hk.load_agents(["mine"]), problems("train", 20), CONFIG, 1, out=tmp_path / "run", progress="off")
+    monkeypatch.chdir(tmp_path)
+    assert hk.resume(tmp_path / "run", steps=2, progress="off").state.step == 2
+
+
+def test_negative_mean_rewards_are_said(fresh_agent):
+    pool = hk.rollout(fresh_agent("qwen3-sums"), problems("train", 1), n=2, progress=False)
+    with pytest.warns(UserWarning, match="add a constant to the rewards"):
+        hk.Capability().observe(pool.with_rewards([-1.0, 0.0], ["wrong", "wrong"]))
