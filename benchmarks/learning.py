@@ -118,6 +118,7 @@ def summary(curves: pd.DataFrame, args: argparse.Namespace) -> dict:
         hacpo, gspo = seeds["hacpo"], seeds["gspo"]
         steps = sorted(curves["step"].unique())
         early = [s for s in steps if 4 <= s <= 6]
+        others = [m for m in ("hacpo", "naive") if m in set(curves["method"])]
         ends = sorted({s for s in steps if s == TRAINING_STEPS} | {steps[-1]})
         mark = max(s for s in steps if s <= 8)
         rollouts = curves.groupby(["method", "step"])["rollouts"].mean()
@@ -130,7 +131,7 @@ def summary(curves: pd.DataFrame, args: argparse.Namespace) -> dict:
             "rollouts of hacpo for it, as a share of gspo's": None
             if reached is None
             else round(float(rollouts["hacpo", reached] / rollouts["gspo", mark]), 3),
-            **{f"hacpo − gspo at step {s}": difference(hacpo[s], gspo[s]) for s in ends},
+            **{f"{m} − gspo at step {s}": difference(seeds[m][s], gspo[s]) for s in ends for m in others},
         }
     return out
 

@@ -54,7 +54,7 @@ class Figure(go.Figure):
         return _draw(self, width, dpi)
 
 
-def _figure(title: str, x: str, y: str, *, height: int = 380, **layout: Any) -> Figure:
+def _figure(title: str, x: str, y: str, *, height: int = 422, **layout: Any) -> Figure:
     axis = {
         "gridcolor": "rgba(128,128,128,0.25)",
         "zeroline": False,
@@ -70,7 +70,7 @@ def _figure(title: str, x: str, y: str, *, height: int = 380, **layout: Any) -> 
             "yaxis": {**axis, "title": {"text": y}},
             "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"color": GREY, "size": 12}, "height": height, "colorway": COLORS,
-            "margin": {"l": 65, "r": 20, "t": 60, "b": 55},
+            "margin": {"l": 65, "r": 20, "t": 60, "b": 70},
             "legend": {"bgcolor": "rgba(0,0,0,0)"},
             **layout,
         }
@@ -97,8 +97,8 @@ def learning_curves(
     count = int(rows.groupby(list(by))["run"].nunique().max()) if "run" in rows else 1
     note = f" (95 % interval over {count} runs each)" if count > 1 else ""
     fig = _figure(title or f"{_label(metric).capitalize()}{note}", _label(x), _label(metric))
-    styles = zip(_cycle(COLORS), _cycle(tuple(DASHES)), strict=False)
-    for (color, dash), (name, group) in zip(styles, rows.groupby(list(by), sort=False), strict=False):
+    for name, group in rows.groupby(list(by), sort=False):
+        color, dash = _style(rows, by, name)
         # agents of one run are averaged first: runs, not agents, are independent
         per_run = group.groupby([x, "run"] if count > 1 else [x])[metric].mean()
         curve = interval(per_run, x) if count > 1 else per_run.to_frame("mean")
@@ -114,6 +114,12 @@ def learning_curves(
             legendgroup=label,
         )
     return fig
+
+
+def _style(rows: pd.DataFrame, by: Sequence[str], name: tuple) -> tuple[str, str]:
+    """Colour by the first column and dash by the second; with one column both change."""
+    places = [list(dict.fromkeys(rows[column])).index(value) for column, value in zip(by, name, strict=True)]
+    return COLORS[places[0] % len(COLORS)], tuple(DASHES)[places[min(1, len(places) - 1)] % len(DASHES)]
 
 
 def interval(values: pd.Series, level: str) -> pd.DataFrame:
@@ -153,18 +159,19 @@ def capability_ratios(capability: Capability) -> Figure:
 
 
 def importance_ratios(stats: StepStats | Sequence[StepStats]) -> Figure:
-    """Importance ratios of one update, mini-batch by mini-batch: own ones near 1, foreign ones in and outside the band."""
+    """Importance ratios of one step, mini-batch by mini-batch: own ones near 1, foreign ones in and outside the band."""
     many = [stats] if isinstance(stats, StepStats) else list(stats)
     frame = pd.concat([s.to_frame() for s in many], ignore_index=True)
     rng = np.random.default_rng(0)
     names = " and ".join(s.learner for s in many)
     kinds = {
-        "own": (frame["own"], COLORS[0], "circle"),
+        "own": (frame["own"] & ~frame["clipped"], COLORS[0], "circle"),
+        "own, clipped: no gradient": (frame["own"] & frame["clipped"], COLORS[0], "circle-open"),
         "foreign, in the band": (~frame["own"] & ~frame["clipped"], COLORS[2], "circle"),
         "foreign, clipped: no gradient": (~frame["own"] & frame["clipped"], COLORS[1], "circle-open"),
     }
     fig = _figure(
-        f"Importance ratios in one update of {names}", "mini-batch m (optimiser updates already made)", "ratio s"
+        f"Importance ratios in one step of {names}", "mini-batch m (optimiser updates already made)", "ratio s"
     )
     thinned = False
     for name, (rows, color, symbol) in kinds.items():
@@ -176,7 +183,7 @@ def importance_ratios(stats: StepStats | Sequence[StepStats]) -> Figure:
         jitter = rng.uniform(-0.3, 0.3, len(points))
         fig.add_scatter(
             x=points["updates_made"] + jitter, y=points["ratio"], mode="markers", name=name,
-            marker={"color": color, "size": 5, "symbol": symbol, "opacity": 0.7},
+            marker={"color": color, "size": 5, "symbol": symbol, "opacity": 0.85},
         )  # fmt: skip
     for m, lower in frame.groupby("updates_made")["lower"].first().items():
         if (~frame["own"]).any():

@@ -21,7 +21,7 @@ def stats(count=200, minibatches=3):
         own = np.arange(count) % 2 == 0
         ratio = np.where(own, rng.normal(1, 0.001, count), rng.uniform(0.6, 1.2, count)).astype(np.float32)
         lower = 0.8 + 0.025 * m
-        clipped = ~own & ((ratio < lower) | (ratio > 1))
+        clipped = np.where(own, ratio > 1.0004, (ratio < lower) | (ratio > 1))
         ones = np.ones(count, np.float32)
         out.append(MiniBatch(m, lower, np.arange(count), own, ratio, clipped, ones, ones, 0.0, 1.0, 1e-4, None))
     return StepStats("A", tuple(out), {}, tuple("AB"[i % 2] for i in range(count)))
@@ -71,7 +71,8 @@ def test_importance_ratios_tell_own_from_foreign_and_clipped():
     frame = stats().to_frame()
     counts = {trace.name: len(trace.x) for trace in figure.data}
     assert counts == {
-        "own": int(frame["own"].sum()),
+        "own": int((frame["own"] & ~frame["clipped"]).sum()),
+        "own, clipped: no gradient": int((frame["own"] & frame["clipped"]).sum()),
         "foreign, in the band": int((~frame["own"] & ~frame["clipped"]).sum()),
         "foreign, clipped: no gradient": int((~frame["own"] & frame["clipped"]).sum()),
     }
@@ -79,7 +80,7 @@ def test_importance_ratios_tell_own_from_foreign_and_clipped():
 
 
 def test_many_points_are_thinned_and_the_title_says_so():
-    figure = hk.plots.importance_ratios(stats(count=3 * MAX_POINTS, minibatches=1))
+    figure = hk.plots.importance_ratios(stats(count=8 * MAX_POINTS, minibatches=1))
     assert max(len(t.x) for t in figure.data) == MAX_POINTS and f"{MAX_POINTS} points" in figure.layout.title.text
 
 
@@ -108,3 +109,18 @@ def test_missing_columns_and_unknown_traces_are_named():
         hk.plots.learning_curves(curves(), metric="best@9")
     with pytest.raises(NotImplementedError, match="heatmap"):
         Figure(data=[go.Heatmap(z=[[1]])]).png()
+
+
+def test_colour_tells_the_first_column_and_dash_the_second():
+    figure = hk.plots.learning_curves(curves(), by=("agent", "method"))
+    styles = {t.name: (t.line.color, t.line.dash) for t in figure.data if t.name}
+    assert styles["A · hacpo"][0] == styles["A · gspo"][0] != styles["B · gspo"][0]
+    assert styles["A · hacpo"][1] == styles["B · hacpo"][1] != styles["B · gspo"][1]
+
+
+def test_names_are_never_read_as_formulas_or_hidden():
+    """Dollar signs begin a formula in matplotlib, and a leading underscore hides a line from its legend."""
+    c = hk.Capability().with_step({"_a": 0.2, r"b$\bad{$": 0.4})
+    assert len(hk.plots.capability_ratios(c).png()) > 1000
+    frame = curves().assign(method=lambda f: f["method"].map({"hacpo": "_hidden", "gspo": "$x$"}))
+    assert len(hk.plots.learning_curves(frame, title=r"$\frac{$").png()) > 1000
