@@ -67,6 +67,9 @@ class _readable_errors:
         return self
 
     def __exit__(self, kind, error, _):
+        if isinstance(error, KeyboardInterrupt):
+            click.echo("hacpo-kit: stopped; the same command goes on from the last checkpoint", err=True)
+            sys.exit(130)
         if isinstance(error, ValueError | OSError):
             click.echo(f"hacpo-kit: {error}", err=True)
             sys.exit(2)
