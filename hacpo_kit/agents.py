@@ -428,6 +428,8 @@ def _locate(source: str | Path) -> tuple[str, bool]:
         if not (path / "config.json").exists():
             raise FileNotFoundError(f"{path} holds no model: config.json is missing")
         return str(path), True
+    if source in _built_in_names():
+        raise ValueError(f"{source!r} is a set of agents: use load_agents({source!r})")
     if isinstance(source, Path) or str(source).startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {source}")
     return str(source), False

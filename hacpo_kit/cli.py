@@ -57,7 +57,9 @@ def resume(folder: str, steps: int | None) -> None:
 
     with _readable_errors():
         result = go_on(folder, steps=steps)
-    click.echo(f"{folder}: {result.state.step} steps done")
+    click.echo(
+        f"{folder}: {result.state.step} steps done (notebook and HTML are as the last `hacpo-kit run` left them)"
+    )
 
 
 class _readable_errors:

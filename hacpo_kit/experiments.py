@@ -51,6 +51,11 @@ class Experiment:
         """The training settings of this experiment."""
         given = {f.name for f in fields(self)} & set(Config.__dataclass_fields__) - {"method"}
         settings = {name: getattr(self, name) for name in given if getattr(self, name) is not None}
+        for name, fixed in METHODS.get(self.method, {}).items():
+            if settings.get(name, fixed) != fixed:
+                raise ValueError(
+                    f"method {self.method!r} is defined by {name}={fixed}; leave {name} out, or use method hacpo"
+                )
         return Config.preset(self.method, **settings)
 
     @property
@@ -101,6 +106,10 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     """
     kinds = typing.get_type_hints(Experiment)
     given = {k: v for k, v in values.items() if not k.startswith("_") and _is_plain(v)}
+    # run again in a notebook, the reader's own variables stand beside the parameters: they passed the first time
+    first = not any(isinstance(v, Experiment) for v in values.values())
+    if not first:
+        given = {k: v for k, v in given.items() if k in kinds}
     for name in given:
         if name not in kinds:
             raise ValueError(f"unknown parameter {name!r}{did_you_mean(name, kinds)}; there are {', '.join(kinds)}")

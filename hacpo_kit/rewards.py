@@ -83,6 +83,8 @@ def score(
     >>> [v.status for v in score([(r"\boxed{7}", "7"), (r"\boxed{5}", "7"), ("7?", "7"), (r"\boxed{7}", "")])]
     ['correct', 'wrong', 'no_answer', 'unscorable']
     """
+    if not callable(fn):
+        raise TypeError(f"the reward function must be callable, as in fn(response, gold); got {fn!r}")
     pairs = list(pairs)
     _check(pairs, timeout, workers)
     if fn is not boxed_math:

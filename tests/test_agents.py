@@ -376,3 +376,8 @@ def test_loading_shows_no_progress_bar(capfd):
     before = logging.is_progress_bar_enabled()
     hk.load_agent("qwen3-sums", device="cpu")
     assert "it/s" not in capfd.readouterr().err and logging.is_progress_bar_enabled() == before
+
+
+def test_a_set_is_not_an_agent():
+    with pytest.raises(ValueError, match=r"is a set of agents: use load_agents\('tiny-trio'\)"):
+        hk.load_agent("tiny-trio")

@@ -82,6 +82,16 @@ def test_a_notebook_run_again_does_not_take_its_own_variables_for_parameters():
     assert check_parameters({"In": ["x"], "Out": {}, "_i1": "text", "run": object(), "columns": ["a"]}) == Experiment()
 
 
+def test_own_variables_do_not_stop_a_second_run_of_the_check():
+    first = check_parameters({"steps": 3})
+    assert check_parameters({"steps": 4, "k": 5, "experiment": first}) == Experiment(steps=4)
+
+
+def test_a_method_keeps_what_defines_it():
+    with pytest.raises(ValueError, match=re.escape("method 'alpha=0' is defined by alpha=0.0")):
+        check_parameters({"method": "alpha=0", "alpha": 2})
+
+
 def test_an_ablation_keeps_its_setting_and_none_keeps_the_method_s():
     assert Experiment(method="alpha=0").config().alpha == 0.0
     assert Experiment(method="no_clip").config().delta == 1.0

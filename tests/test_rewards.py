@@ -412,3 +412,8 @@ def test_bad_settings_are_refused(setting):
 def test_any_answer_gets_a_verdict(answer):
     verdict = boxed_math(r"\boxed{" + answer + "}", r"\frac{1}{2}", timeout=2.0)
     assert verdict.status in ("correct", "wrong", "no_answer", "timeout")
+
+
+def test_a_reward_function_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="must be callable"):
+        score([(r"\boxed{1}", "1")], fn="exact")
