@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hacpo_kit.agents import load_agents
+from hacpo_kit.agents import built_in_sets, load_agents
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
 from hacpo_kit.problems import load_problems
 from hacpo_kit.saving import locked
@@ -78,7 +78,7 @@ class Experiment:
         """Trains, or goes on where the run folder stands; `options` as in `train`."""
         config = self.config()  # bad settings are refused before anything is loaded
         names = [name for a in self.agents.split(",") if (name := a.strip())]
-        agents = load_agents(names[0] if len(names) == 1 and _is_set(names[0]) else names)
+        agents = load_agents(names[0] if len(names) == 1 and names[0] in built_in_sets() else names)
         problems = (
             load_problems(self.problems, split="train")
             if self.problems == "arithmetic"
@@ -92,12 +92,6 @@ class Experiment:
         return train(agents, problems, config, self.steps, test=test, out=self.folder, **intervals, **options)
 
 
-def _is_set(name: str) -> bool:
-    from hacpo_kit.agents import built_in_sets
-
-    return name in built_in_sets()
-
-
 def check_parameters(values: Mapping[str, Any]) -> Experiment:
     """The experiment that a notebook's variables describe, after papermill has put its own among them.
 
@@ -107,8 +101,7 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     kinds = typing.get_type_hints(Experiment)
     given = {k: v for k, v in values.items() if not k.startswith("_") and _is_plain(v)}
     # run again in a notebook, the reader's own variables stand beside the parameters: they passed the first time
-    first = not any(isinstance(v, Experiment) for v in values.values())
-    if not first:
+    if any(isinstance(v, Experiment) for v in values.values()):
         given = {k: v for k, v in given.items() if k in kinds}
     for name in given:
         if name not in kinds:

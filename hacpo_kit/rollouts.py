@@ -53,7 +53,8 @@ def rollout(
     ) as bar:
         for agent in agents:
             with timed(timings, "seconds_rollout"):
-                mine = _answers(agent, problems, n, temperature, max_new_tokens, seed, batch_size, bar)
+                how = {"max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
+                mine = sample(agent, problems, n, temperature=temperature, bar=bar, **how)
             with timed(timings, "seconds_scoring"):
                 rollouts += score(agent, mine, temperature=temperature, tokens=scoring_tokens)
             _warn_if_cut(agent, mine, max_new_tokens)
@@ -72,10 +73,6 @@ def sample(
     bar: tqdm | None = None,
 ) -> list[Rollout]:
     """n unscored answers to each problem (their log-probs are NaN); temperature 0 is greedy."""
-    return _answers(agent, list(problems), n, temperature, max_new_tokens, seed, batch_size, bar)
-
-
-def _answers(agent, problems, n, temperature, max_new_tokens, seed, batch_size, bar) -> list[Rollout]:
     prompts = [agent.encode_prompt(p.prompt) for p in problems]
     for problem, prompt in zip(problems, prompts, strict=True):
         if len(prompt) + max_new_tokens > agent.max_length:
