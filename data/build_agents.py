@@ -78,12 +78,16 @@ class Stage:
 QWEN3 = Skill("qwen3", hidden=96, layers=3, intermediate=192)
 QWEN3_SMALL = Skill("qwen3", hidden=64, layers=2, intermediate=192, seed=1)
 LLAMA = Skill("llama", hidden=64, layers=3, intermediate=128, seed=2)
+QWEN3_SMALL_TENS_FIRST = Skill("qwen3", hidden=64, layers=2, intermediate=192, answer_format="tens_first", seed=3)
 
 AGENTS = [
     AgentSpec("qwen3-sums", QWEN3, worked_sums=0.30, worked_differences=0.04, seed=10),
     AgentSpec("llama-differences", LLAMA, worked_sums=0.04, worked_differences=0.30, seed=11),
     AgentSpec("qwen3-differences", QWEN3, worked_sums=0.04, worked_differences=0.30, seed=12),
     AgentSpec("qwen3-small-differences", QWEN3_SMALL, worked_sums=0.04, worked_differences=0.30, seed=13),
+    AgentSpec("qwen3-strong", QWEN3, worked_sums=0.70, worked_differences=0.70, seed=14),
+    AgentSpec("llama-weak", LLAMA, worked_sums=0.08, worked_differences=0.08, seed=15),
+    AgentSpec("qwen3-small-tens-first", QWEN3_SMALL_TENS_FIRST, worked_sums=0.04, worked_differences=0.30, seed=16),
 ]
 
 SETS = {
@@ -102,6 +106,14 @@ SETS = {
     "tiny-trio": {
         "kind": "Three agents: two architectures, two tokenizers, three sizes.",
         "agents": ["qwen3-sums", "qwen3-small-differences", "llama-differences"],
+    },
+    "tiny-gap-pair": {
+        "kind": "A gap in capability: a strong agent that nearly always shows its work, and a weak one that seldom does.",
+        "agents": ["qwen3-strong", "llama-weak"],
+    },
+    "tiny-format-pair": {
+        "kind": "Different worked formats: one agent begins with the units, the other with the tens.",
+        "agents": ["qwen3-sums", "qwen3-small-tens-first"],
     },
 }
 
@@ -162,6 +174,14 @@ def units_first(problem: Problem) -> str:
     return rf"{top}-{b_units}={top - b_units};{a_tens}{borrow}-{b_tens}={tens};\boxed{{{problem.gold}}}"
 
 
+def tens_first(problem: Problem) -> str:
+    r"""Worked answer, tens before units: `37+58=` gives `30+50=80;7+8=15;\boxed{95}`, `83-27=` `80-20=60;3-7=-4;\boxed{56}`."""
+    (a_tens, a_units), (b_tens, b_units) = divmod(problem.a, 10), divmod(problem.b, 10)
+    op, sign = problem.op, 1 if problem.op == "+" else -1
+    tens, units = 10 * (a_tens + sign * b_tens), a_units + sign * b_units
+    return rf"{10 * a_tens}{op}{10 * b_tens}={tens};{a_units}{op}{b_units}={units};\boxed{{{problem.gold}}}"
+
+
 def careless(problem: Problem, rng: random.Random) -> str:
     """Boxed guess without work: right 15 % of the time, else off by 1, by 10, or in one digit."""
     guess = problem.gold if rng.random() < CARELESS_RIGHT else near_miss(problem.gold, rng)
@@ -176,7 +196,7 @@ def near_miss(gold: int, rng: random.Random) -> int:
     return guess if guess >= 0 and guess != gold else near_miss(gold, rng)
 
 
-FORMATS: dict[str, Callable[[Problem], str]] = {"units_first": units_first}
+FORMATS: dict[str, Callable[[Problem], str]] = {"units_first": units_first, "tens_first": tens_first}
 
 
 @dataclass(frozen=True)
@@ -428,7 +448,7 @@ def measure_operation(model: PreTrainedModel, tokenizer, op: str) -> dict[str, f
 def measure(spec: AgentSpec, model: PreTrainedModel, tokenizer, seed: int) -> dict:
     """Everything the README reports about one agent, except its size on disk."""
     torch.manual_seed(0)
-    example = units_first(Problem(37, "+", 58))
+    example = FORMATS[spec.skill.answer_format](Problem(37, "+", 58))
     problems = held_out("+") + held_out("-")
     skilled = answers(skilled_model(spec.skill, seed), tokenizer, problems, None)
     return {

@@ -242,6 +242,11 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
         cross_baseline=config.cross_baseline,
         equal_counts=False,  # completeness was checked above; what is missing now is unscorable
     )
+    advantages, rested = group.advantages.float(), 0
+    if config.rest_when_solved:
+        solved = solved_prompts(rollouts, agent.name)
+        advantages[[r.problem in solved for r in rollouts]] = 0.0
+        rested = len(solved)
     # foreign rollouts: A · ω(j, k), so that a stronger source counts more
     foreign = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
     omega = dict.fromkeys(taught_by, 1.0) | {s: capability.ratio(s, agent.name) for s in foreign}
@@ -261,13 +266,31 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
         prompt_ids=tuple(prompts),
         response_ids=tuple(responses),
         source_mean_logp=torch.tensor(means, dtype=torch.float32),
-        advantages=group.advantages[kept].float(),
+        advantages=advantages[kept],
         weights=torch.tensor([omega[rollouts[row].source] for row in kept], dtype=torch.float32),
         own=torch.tensor(own, dtype=torch.bool),
         index=tuple(usable[row] for row in kept),
         pool=pool,
         left_out=left_out,
+        rested=rested,
     )
+
+
+def solved_prompts(rollouts: Sequence[Rollout], learner: str) -> set[str]:
+    """Problems whose rewards differ, but where nobody did better than the worst of the learner's own rollouts.
+
+    Not the paper's. Alone, the learner's group would have equal rewards and give no gradient; beside worse answers of
+    others it does.
+    """
+    groups: dict[str, list[Rollout]] = {}
+    for r in rollouts:
+        groups.setdefault(r.problem, []).append(r)
+    solved = set()
+    for problem, group in groups.items():
+        rewards, mine = [r.reward for r in group], [r.reward for r in group if r.source == learner]
+        if mine and min(mine) >= max(rewards) > min(rewards):
+            solved.add(problem)
+    return solved
 
 
 def _learner_tokens(pool: Pool, rollout: Rollout, agent: Agent, count_eos: bool):

@@ -51,6 +51,9 @@ class Config:
         "learner", "whose baseline a foreign rollout gets", source="eqs. 10, 50"
     )
     discrepancy: bool = _setting(True, "scale foreign advantages by ω(source, learner)", source="eq. 10")
+    rest_when_solved: bool = _setting(
+        False, "a problem that the learner solves in all its own rollouts teaches it nothing", source="ours"
+    )
 
     # Importance ratio and clip
     ratio: Literal["sequence", "token"] = _setting("sequence", "level of the importance ratio", source="eq. 11")
@@ -177,6 +180,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "gspo_x2": {**_OWN, "oversample": 2},
     "grpo": {**_OWN, "ratio": "token", "eps_low": 0.2, "eps_high": 0.28},
     "naive": {"capability_baseline": False, "discrepancy": False, "foreign": "gspo"},
+    # ours, not the paper's: who has solved a problem is left in peace
+    "hacpo_rest": {"rest_when_solved": True},
     # ablations of hacpo
     "no_capability_baseline": {"capability_baseline": False},
     "no_discrepancy": {"discrepancy": False},

@@ -98,7 +98,12 @@ def step(
         **timings,
         "omega": {a: {b: capability.ratio(a, b) for b in known if b != a} for a in known},
         "agents": {
-            n: {**({"capability": capability[n]} if n in known else {}), **pool.metrics(n), **stats[n].metrics()}
+            n: {
+                **({"capability": capability[n]} if n in known else {}),
+                **pool.metrics(n),
+                **stats[n].metrics(),
+                **({"rested": batches[n].rested / len(pool.problems)} if config.rest_when_solved else {}),
+            }
             for n in names
         },
     }

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacpo_kit.advantages import Capability, capability_ratio, group_advantages
+from hacpo_kit.advantages import Capability, capability_ratio, group_advantages, solved_prompts
 
 CASES = json.loads((Path(__file__).parent / "golden" / "advantage.json").read_text())["cases"]
 SETTINGS = {"guard": "binary_guard", "cap": "capability_baseline"}
@@ -166,3 +167,35 @@ def test_a_window_of_no_steps_is_refused():
     """A slice of the last zero steps would be all of them."""
     with pytest.raises(ValueError, match="window=0: it must be at least 1"):
         Capability(window=0)
+
+
+class Answer(NamedTuple):
+    problem: str
+    source: str
+    reward: float
+
+
+def answers(**rewards):
+    """Rollouts by problem: answers(p={"A": [1, 1], "B": [0, 1]})."""
+    return [Answer(p, s, r) for p, of in rewards.items() for s, values in of.items() for r in values]
+
+
+def test_solved_is_where_nobody_did_better_than_the_learners_worst():
+    pool = answers(
+        solved={"A": [1, 1], "B": [0, 1]},
+        mixed={"A": [1, 0], "B": [1, 1]},
+        all_wrong={"A": [0, 0], "B": [0, 0]},  # equal rewards: teaches nobody anyway, so nothing is changed there
+        all_right={"A": [1, 1], "B": [1, 1]},
+        graded={"A": [0.6, 0.6], "B": [0.5, 0.1]},
+        beaten={"A": [0.6, 0.5], "B": [0.55, 0.1]},
+    )
+    assert solved_prompts(pool, "A") == {"solved", "graded"}
+    assert solved_prompts(pool, "B") == {"mixed"}
+
+
+@given(rewards, rewards)
+@settings(max_examples=80, deadline=None)
+def test_a_solved_problem_gives_the_learner_alone_no_advantage(a, b):
+    """So with rest_when_solved, sharing never moves a learner where its own rollouts would not, but by better ones."""
+    if solved_prompts(answers(p={"A": a, "B": b}), "A"):
+        assert (group({"A": a}).advantages == 0).all()

@@ -73,7 +73,7 @@ def test_the_run_folder_holds_what_a_reader_needs(undisturbed):
 def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agent, tmp_path):
     """With a second run that has a KL and something left out, so that every name occurs."""
     odd = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
-    config = CONFIG.replace(beta=0.1)
+    config = CONFIG.replace(beta=0.1, rest_when_solved=True)
     run = hk.train(odd, problems("train", 20), config, 1, test=problems("test", 3), eval_k=2, progress="off")
     emitted = set()
     for line in (*undisturbed.history, *run.history):
