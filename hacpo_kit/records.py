@@ -314,7 +314,7 @@ METRICS = {
     "clip_own_low": "share of own rollouts so low in ratio that they give no gradient (also _high); grpo: with a clipped token",
     "clip_foreign_low": "share of foreign rollouts below the band (also clip_foreign_high)",
     "foreign_weight": "mean ω(source, learner) over the foreign rollouts used",
-    "rested": "share of problems that the learner solved with all its own rollouts, so that others' teach it nothing; only with rest_when_solved",
+    "rested": "share of problems that the learner solved in all its rollouts, so that others teach it nothing; rest_when_solved",
     "left_out_*": "rollouts not used by this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
     "avg@k": "evaluation: mean reward over k answers to each test problem (k written as its number)",
     "best@k": "evaluation: unbiased chance that at least one of k answers is right (k written as its number)",
