@@ -24,13 +24,7 @@ def update(agent: Agent, batch: Batch, config: Config) -> StepStats:
     FloatingPointError, naming mini-batch and rollouts, if a loss or gradient is not finite: the optimiser has then not
     moved for that mini-batch, while those before it count.
     """
-    if batch.learner != agent.name:
-        raise ValueError(f"this batch is the view of {batch.learner!r}, not of {agent.name!r}")
-    if config.ratio == "token" and not batch.own.all():
-        raise ValueError(
-            "ratio='token' cannot use the foreign rollouts of this batch: their sources' tokens are not the learner's; "
-            "build the batch with the config of this update"
-        )
+    check_batch(agent, batch, config)
     sources = tuple(r.source for r in batch.pool)
     if not len(batch):
         warnings.warn(f"agent {agent.name!r} has no rollout to learn from: {dict(batch.left_out)}", stacklevel=2)
@@ -40,6 +34,17 @@ def update(agent: Agent, batch: Batch, config: Config) -> StepStats:
     done = tuple(_one_update(agent, batch, rows, m, config) for m, rows in enumerate(order))
     agent.steps += 1
     return StepStats(agent.name, done, batch.left_out, sources)
+
+
+def check_batch(agent: Agent, batch: Batch, config: Config) -> None:
+    """Raises ValueError for a batch of another learner, and for foreign rollouts under a token-level ratio."""
+    if batch.learner != agent.name:
+        raise ValueError(f"this batch is the view of {batch.learner!r}, not of {agent.name!r}")
+    if config.ratio == "token" and not batch.own.all():
+        raise ValueError(
+            "ratio='token' cannot use the foreign rollouts of this batch: their sources' tokens are not the learner's; "
+            "build the batch with the config of this update"
+        )
 
 
 def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
