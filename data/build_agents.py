@@ -78,6 +78,7 @@ class Stage:
 QWEN3 = Skill("qwen3", hidden=96, layers=3, intermediate=192)
 QWEN3_SMALL = Skill("qwen3", hidden=64, layers=2, intermediate=192, seed=1)
 LLAMA = Skill("llama", hidden=64, layers=3, intermediate=128, seed=2)
+LLAMA_NOVICE = Skill("llama", hidden=64, layers=3, intermediate=128, steps=230, seed=4)  # stopped early: seldom right
 QWEN3_SMALL_TENS_FIRST = Skill("qwen3", hidden=64, layers=2, intermediate=192, answer_format="tens_first", seed=3)
 
 AGENTS = [
@@ -87,6 +88,7 @@ AGENTS = [
     AgentSpec("qwen3-small-differences", QWEN3_SMALL, worked_sums=0.04, worked_differences=0.30, seed=13),
     AgentSpec("qwen3-strong", QWEN3, worked_sums=0.70, worked_differences=0.70, seed=14),
     AgentSpec("llama-weak", LLAMA, worked_sums=0.08, worked_differences=0.08, seed=15),
+    AgentSpec("llama-novice", LLAMA_NOVICE, worked_sums=0.30, worked_differences=0.30, steps=80, seed=15),
     AgentSpec("qwen3-small-tens-first", QWEN3_SMALL_TENS_FIRST, worked_sums=0.04, worked_differences=0.30, seed=16),
 ]
 
@@ -108,8 +110,12 @@ SETS = {
         "agents": ["qwen3-sums", "qwen3-small-differences", "llama-differences"],
     },
     "tiny-gap-pair": {
-        "kind": "A gap in capability: a strong agent that nearly always shows its work, and a weak one that seldom does.",
+        "kind": "A gap in style: a strong agent that mostly shows its work, and a weak one that can, but seldom does.",
         "agents": ["qwen3-strong", "llama-weak"],
+    },
+    "tiny-skill-gap-pair": {
+        "kind": "A gap in skill: a strong agent, and a novice whose worked answers are mostly wrong.",
+        "agents": ["qwen3-strong", "llama-novice"],
     },
     "tiny-format-pair": {
         "kind": "Different worked formats: one agent begins with the units, the other with the tens.",
