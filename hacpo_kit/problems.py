@@ -1,6 +1,6 @@
 """Problems: what the agents are asked, from one call and any source.
 
-    load_problems("arithmetic" │ file │ table │ Hugging Face id)  →  Problems  →  .sample / .batch  →  rollout
+    load_problems("arithmetic", "sums", … │ file │ table │ Hugging Face id)  →  Problems  →  .sample / .batch  →  rollout
 
 Whatever a source holds is kept or refused with its row; what is kept but cannot pay is counted in `Problems.notes`.
 """
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ import numpy as np
 Message = Mapping[str, str]
 DEFAULT_SIZES = {"train": 2_000, "test": 400}
 SIGNS = {"add": "+", "sub": "-"}
+# The sets that load_problems makes up, and what each is good for
+ARITHMETIC_SETS = {
+    "arithmetic": "sums and differences of two-digit numbers, taking turns: 37+58=, 83-27=",
+    "sums": "the sums among them: the partner's skill for an agent that is strong on differences",
+    "differences": "the differences among them: the partner's skill for an agent that is strong on sums",
+    "larger": "sums and differences of three-digit numbers, 437+258=: for testing only, never trained on",
+    "mixed": "three two-digit terms, 12+34-15=, no partial result below zero: for testing only, never trained on",
+}
 FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -185,11 +193,12 @@ def load_problems(
     config: str | None = None,
     revision: str | None = None,
 ) -> Problems:
-    r"""Problems from "arithmetic", a .jsonl, .json, .parquet or .csv file, a table in memory or a Hugging Face dataset.
+    r"""Problems from a set of `ARITHMETIC_SETS`, a .jsonl, .json, .parquet or .csv file, a table or a Hugging Face dataset.
 
     prompt, gold, id name columns (default "prompt", "gold", and "id" where there is one); the others become `meta`.
     template wraps each prompt (the last user message of a chat): only `{prompt}` is replaced. limit keeps the first
-    rows and does not look at later ones. size, kinds, seed belong to "arithmetic"; config, revision to the hub.
+    rows and does not look at later ones. size, seed belong to the arithmetic sets ("arithmetic", "sums", "differences",
+    "larger", "mixed"), kinds to "arithmetic"; config, revision to the hub.
 
     Raises ValueError for a bad row (with its line), column, split or option, FileNotFoundError for a missing file,
     OSError if a hub dataset cannot be had. Warns if rows have no gold.
@@ -204,15 +213,12 @@ def load_problems(
     if template is not None and "{prompt}" not in template:
         raise ValueError(f"template {template!r} has no {{prompt}} where the prompt should go")
     options = {"split": split, "prompt": prompt, "gold": gold, "id": id, "template": template, "limit": limit}
-    if isinstance(source, str) and source == "arithmetic":
-        _refuse("the arithmetic family", prompt=prompt, gold=gold, id=id, config=config, revision=revision)
-        kinds, split = _kinds(kinds), "train" if split is None else split
-        size = _arithmetic_size(size, split, kinds)
-        family = (arithmetic_problem(i, split, seed, kinds) for i in range(size))
-        name, found = _family(kinds), list(islice(family, limit))
-        again = {"source": source, **options, "split": split, "seed": seed, "size": size, "kinds": list(kinds)}
+    if isinstance(source, str) and source in ARITHMETIC_SETS:
+        _refuse(f"the set {source!r}", prompt=prompt, gold=gold, id=id, config=config, revision=revision)
+        name, found, own = _load_arithmetic(source, split, seed, size, kinds, limit)
+        again = {"source": source, **options, **own}
     else:
-        _refuse("a source other than 'arithmetic'", size=size, kinds=kinds, seed=seed or None)
+        _refuse("a source other than the arithmetic sets", size=size, kinds=kinds, seed=seed or None)
         name, rows, again = _open(source, split, config, revision)
         found = _from_rows(name, list(islice(rows, limit)), again, prompt, gold, id)
         again = again and {**again, **options, "config": config, "revision": revision}
@@ -226,6 +232,25 @@ def load_problems(
 
 
 # ── the arithmetic family ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _load_arithmetic(source, split, seed, size, kinds, limit) -> tuple[str, list[Problem], dict[str, Any]]:
+    """Name, problems, and the options under which `load_problems` makes them again."""
+    if source in _OUTSIDE:
+        _refuse(f"the set {source!r}", kinds=kinds)
+        if split not in (None, "test"):
+            raise ValueError(f"{source!r} has no split {split!r}: it is made for testing only, so there is only 'test'")
+        size = DEFAULT_SIZES["test"] if size is None else size
+        found = _outside_problems(source, size, seed)
+        return source, found[:limit], {"split": "test", "seed": seed, "size": size}
+    if source != "arithmetic":
+        _refuse(f"the set {source!r}", kinds=kinds)
+        kinds = [kind for kind in SIGNS if _SET_OF_KIND[kind] == source]
+    kinds, split = _kinds(kinds), "train" if split is None else split
+    size = _arithmetic_size(size, split, kinds)
+    family = (arithmetic_problem(i, split, seed, kinds) for i in range(size))
+    own = {"split": split, "seed": seed, "size": size} | ({"kinds": list(kinds)} if source == "arithmetic" else {})
+    return _family(kinds), list(islice(family, limit)), own
 
 
 def arithmetic_problem(
@@ -275,9 +300,12 @@ def _kinds(kinds: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(kind for kind in SIGNS if kind in asked)
 
 
+_SET_OF_KIND = {"add": "sums", "sub": "differences"}
+
+
 def _family(kinds: tuple[str, ...]) -> str:
     # A family of one kind has its own ids, so that equal ids mean equal problems.
-    return "arithmetic" if len(kinds) == len(SIGNS) else f"arithmetic-{'-'.join(kinds)}"
+    return "arithmetic" if len(kinds) == len(SIGNS) else _SET_OF_KIND[kinds[0]]
 
 
 def _arithmetic_size(size: int | None, split: str, kinds: tuple[str, ...]) -> int:
@@ -288,13 +316,61 @@ def _arithmetic_size(size: int | None, split: str, kinds: tuple[str, ...]) -> in
     return size
 
 
+# sets that no agent is trained on: kinds, smallest and largest operand
+_OUTSIDE = {
+    "larger": (("add", "sub"), 100, 999),
+    "mixed": (("add-add", "add-sub", "sub-add", "sub-sub"), 10, 99),
+}
+_OUTSIDE_LIMIT = 10_000
+
+
+def _outside_problems(name: str, size: int, seed: int) -> list[Problem]:
+    """The first `size` problems of a set that is only for testing; its kinds take turns."""
+    if not 1 <= size <= _OUTSIDE_LIMIT:
+        raise ValueError(f"{name} has 1 to {_OUTSIDE_LIMIT} problems, not {size}")
+    kinds, low, high = _OUTSIDE[name]
+    drawn = {kind: _outside_operands(name, kind, low, high, seed, -(-size // len(kinds))) for kind in kinds}
+    found = []
+    for index in range(size):
+        turn, kind = divmod(index, len(kinds))
+        kind = kinds[kind]
+        signs = [SIGNS[word] for word in kind.split("-")]
+        operands = drawn[kind][turn]
+        text = str(operands[0]) + "".join(f"{sign}{n}" for sign, n in zip(signs, operands[1:], strict=True))
+        meta = {"kind": kind, **dict(zip("abc", operands, strict=False))}
+        found.append(
+            Problem(f"{name}/test/{seed}/{index}", f"{text}=", str(_partial_results(signs, operands)[-1]), meta)
+        )
+    return found
+
+
+def _outside_operands(name: str, kind: str, low: int, high: int, seed: int, count: int) -> list[tuple[int, ...]]:
+    """Different operands, none of whose partial results is negative; fewer are always the first of more."""
+    signs = [SIGNS[word] for word in kind.split("-")]
+    words = np.random.PCG64(_digest("arithmetic", name, kind, seed))
+    found: dict[tuple[int, ...], None] = {}  # a dict keeps the order and drops what comes twice
+    while len(found) < count:
+        operands = tuple(low + int(word) % (high - low + 1) for word in words.random_raw(len(signs) + 1))
+        if min(_partial_results(signs, operands)) >= 0:
+            found[operands] = None
+    return list(found)
+
+
+def _partial_results(signs: Sequence[str], operands: Sequence[int]) -> list[int]:
+    steps = (n if sign == "+" else -n for sign, n in zip(signs, operands[1:], strict=True))
+    return list(accumulate(steps, initial=operands[0]))
+
+
 # ── order ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _shuffle(n: int, *key) -> np.ndarray:
     # numpy promises that PCG64's words stay the same between releases; it does not promise so for permutation().
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    return np.argsort(np.random.PCG64(int.from_bytes(digest, "big")).random_raw(n), kind="stable")
+    return np.argsort(np.random.PCG64(_digest(*key)).random_raw(n), kind="stable")
+
+
+def _digest(*key) -> int:
+    return int.from_bytes(hashlib.sha256("/".join(map(str, key)).encode()).digest(), "big")
 
 
 @lru_cache(maxsize=8)
@@ -420,8 +496,9 @@ def _open(source, split, config, revision) -> tuple[str, Iterable[tuple[str, Any
             split = config = revision = None
         else:
             raise ValueError(
-                f"cannot load {str(source)!r}: give 'arithmetic', a file ({', '.join(FILE_TYPES)}), a folder "
-                "written by save_to_disk, a Hugging Face id 'owner/name', or a table in memory"
+                f"cannot load {str(source)!r}: give {', '.join(map(repr, ARITHMETIC_SETS))}, a file "
+                f"({', '.join(FILE_TYPES)}), a folder written by save_to_disk, a Hugging Face id 'owner/name', or a "
+                "table in memory"
             )
     # Whoever passes a table has imported its library, so this need not.
     datasets, pandas = sys.modules.get("datasets"), sys.modules.get("pandas")
