@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from hacpo_kit.benchmarks import BENCHMARKS, TEMPLATE, find_columns, read_row
+
 Message = Mapping[str, str]
 DEFAULT_SIZES = {"train": 2_000, "test": 400}
 SIGNS = {"add": "+", "sub": "-"}
@@ -84,9 +86,8 @@ class Problems(Sequence):
         object.__setattr__(self, "problems", tuple(self.problems))
         repeated = [id for id, times in Counter(p.id for p in self.problems).items() if times > 1]
         if repeated:
-            shown = ", ".join(map(repr, repeated[:5])) + (", …" if len(repeated) > 5 else "")
             raise ValueError(
-                f"{self.name}: {len(repeated)} ids occur more than once: {shown}; name a unique column with id=, "
+                f"{self.name}: {len(repeated)} ids occur more than once: {_listed(repeated)}; name a unique column with id=, "
                 "or remove the id column to number the rows"
             )
 
@@ -109,10 +110,15 @@ class Problems(Sequence):
         >>> Problems([Problem("a", "1+1=", "2"), Problem("b", "1+1=", "")]).notes
         ('1 of 2 rows have no gold; they pay nobody', '1 of 2 rows repeat an earlier prompt')
         """
+        reasons: dict[str, list[str]] = {}
+        for p in self:
+            if not p.gold and "no_gold" in p.meta:
+                reasons.setdefault(p.meta["no_gold"], []).append(p.id)
         no_gold = sum(not p.gold for p in self)
         repeats = len(self) - len({json.dumps(p.prompt, sort_keys=True, default=str) for p in self})
         told = ((no_gold, "have no gold; they pay nobody"), (repeats, "repeat an earlier prompt"))
-        return tuple(f"{count} of {len(self)} rows {what}" for count, what in told if count)
+        named = (f"no gold because {why}: {_listed(ids)}" for why, ids in reasons.items())
+        return (*(f"{count} of {len(self)} rows {what}" for count, what in told if count), *named)
 
     def sample(self, k: int, seed: int = 0) -> Problems:
         """k different problems in random order, the same ones for the same seed.
@@ -178,6 +184,10 @@ class Problems(Sequence):
         return hashlib.sha256(rows.encode()).hexdigest()[:16]
 
 
+def _listed(ids: Sequence[str]) -> str:
+    return ", ".join(map(repr, ids[:5])) + (f", … ({len(ids)} in all)" if len(ids) > 5 else "")
+
+
 def load_problems(
     source,
     *,
@@ -192,8 +202,12 @@ def load_problems(
     kinds: Sequence[str] | None = None,
     config: str | None = None,
     revision: str | None = None,
+    benchmark: str | None = None,
 ) -> Problems:
-    r"""Problems from a set of `ARITHMETIC_SETS`, a .jsonl, .json, .parquet or .csv file, a table or a Hugging Face dataset.
+    r"""Problems from a named set, a .jsonl, .json, .parquet or .csv file, a table in memory or a Hugging Face dataset.
+
+    Named sets: those of `ARITHMETIC_SETS`, which are made up here, and the paper's seven benchmarks (`BENCHMARKS`), which
+    come from the hub; benchmark="gsm8k" reads a file or a table in the form of that benchmark.
 
     prompt, gold, id name columns (default "prompt", "gold", and "id" where there is one); the others become `meta`.
     template wraps each prompt (the last user message of a chat): only `{prompt}` is replaced. limit keeps the first
@@ -214,20 +228,39 @@ def load_problems(
         raise ValueError(f"template {template!r} has no {{prompt}} where the prompt should go")
     options = {"split": split, "prompt": prompt, "gold": gold, "id": id, "template": template, "limit": limit}
     if isinstance(source, str) and source in ARITHMETIC_SETS:
-        _refuse(f"the set {source!r}", prompt=prompt, gold=gold, id=id, config=config, revision=revision)
+        _refuse(
+            f"the set {source!r}",
+            prompt=prompt,
+            gold=gold,
+            id=id,
+            config=config,
+            revision=revision,
+            benchmark=benchmark,
+        )
         name, found, own = _load_arithmetic(source, split, seed, size, kinds, limit)
         again = {"source": source, **options, **own}
     else:
         _refuse("a source other than the arithmetic sets", size=size, kinds=kinds, seed=seed or None)
+        asked = source
+        if benchmark is None and isinstance(source, str) and source in BENCHMARKS:
+            benchmark, named = source, BENCHMARKS[source]
+            source, config, split = named.dataset, config or named.config, split or named.split
         name, rows, again = _open(source, split, config, revision)
-        found = _from_rows(name, list(islice(rows, limit)), again, prompt, gold, id)
-        again = again and {**again, **options, "config": config, "revision": revision}
+        rows = list(islice(rows, limit))
+        if benchmark is None:
+            found = _from_rows(name, rows, again, prompt, gold, id)
+        else:
+            _refuse("a benchmark, which has its own columns,", prompt=prompt, gold=gold, id=id)
+            name, found = benchmark, _from_benchmark(benchmark, name, rows)
+            template = TEMPLATE if template is None else template
+        own = {"config": config, "revision": revision, "benchmark": None if asked == benchmark else benchmark}
+        again = again and {**again, **options, **own, "source": asked if asked == benchmark else again["source"]}
     if template is not None:
         found = [replace(p, prompt=_apply(template, p)) for p in found]
     again = again and {key: value for key, value in again.items() if value is not None}
     problems = Problems(found, name, again)
     if any(not p.gold for p in problems):
-        warnings.warn(f"{name}: {problems.notes[0]}", stacklevel=2)
+        warnings.warn(f"{name}: {'; '.join(note for note in problems.notes if 'gold' in note)}", stacklevel=2)
     return problems
 
 
@@ -426,6 +459,27 @@ def _from_rows(name: str, rows: list[tuple[str, Any]], again: dict | None, promp
     return found
 
 
+def _from_benchmark(benchmark: str, name: str, rows: list[tuple[str, Any]]) -> list[Problem]:
+    """Problems numbered in the order of the rows; a row without a question is refused, one without a gold is kept."""
+    if benchmark not in BENCHMARKS:
+        raise ValueError(f"there is no benchmark {benchmark!r}; there are {', '.join(map(repr, BENCHMARKS))}")
+    if not rows:
+        raise ValueError(f"{name} holds no problems")
+    for where, row in rows:
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{where}: expected an object with named columns, found {type(row).__name__}")
+    columns = list(dict.fromkeys(str(key) for _, row in rows for key in row))
+    question, gold = find_columns(BENCHMARKS[benchmark], columns, name)
+    found = []
+    for number, (where, row) in enumerate(rows):
+        filled = {question: None, gold: None, **row}  # a row of JSON may lack a column that others have
+        try:
+            found.append(Problem(f"{benchmark}/{number}", *read_row(BENCHMARKS[benchmark], filled, question, gold)))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    return found
+
+
 def _missing(value) -> bool:
     if isinstance(value, (str, Sequence, Mapping, np.ndarray)):
         return False
@@ -496,7 +550,7 @@ def _open(source, split, config, revision) -> tuple[str, Iterable[tuple[str, Any
             split = config = revision = None
         else:
             raise ValueError(
-                f"cannot load {str(source)!r}: give {', '.join(map(repr, ARITHMETIC_SETS))}, a file "
+                f"cannot load {str(source)!r}: give {', '.join(map(repr, [*ARITHMETIC_SETS, *BENCHMARKS]))}, a file "
                 f"({', '.join(FILE_TYPES)}), a folder written by save_to_disk, a Hugging Face id 'owner/name', or a "
                 "table in memory"
             )
