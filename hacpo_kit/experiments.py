@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
 from hacpo_kit.files import locked
+from hacpo_kit.problems import ARITHMETIC_SETS, load_problems
 
 if TYPE_CHECKING:
+    from hacpo_kit.problems import Problems
     from hacpo_kit.training import Run
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -31,6 +33,7 @@ class Experiment:
     agents: str = "tiny-model-pair"  # a built-in set, or agents (names, folders, hub ids) separated by commas
     problems: str = "arithmetic"  # "arithmetic", or a file with columns prompt and gold
     test: str = "arithmetic"  # the same, for evaluation
+    tests: str = ""  # further test sets (names or files) separated by commas, asked before training and at the end
     test_size: int = 200  # problems in an evaluation
     steps: int = 12
     prompts_per_step: int = 32
@@ -84,23 +87,29 @@ class Experiment:
     def run(self, **options: Any) -> Run:
         """Trains, or goes on where the run folder stands; `options` as in `train`."""
         from hacpo_kit.agents import built_in_sets, load_agents
-        from hacpo_kit.problems import load_problems
         from hacpo_kit.training import train
 
         config = self.config()  # bad settings are refused before anything is loaded
         names = [name for a in self.agents.split(",") if (name := a.strip())]
         agents = load_agents(names[0] if len(names) == 1 and names[0] in built_in_sets() else names)
-        problems = (
-            load_problems(self.problems, split="train")
-            if self.problems == "arithmetic"
-            else load_problems(self.problems)
-        )
-        if self.test == "arithmetic":
-            test = load_problems(self.test, split="test", size=self.test_size)
-        else:
-            test = load_problems(self.test, limit=self.test_size)
+        made = self.problems in ARITHMETIC_SETS
+        problems = load_problems(self.problems, split="train") if made else load_problems(self.problems)
+        test = _test_set(self.test, self.test_size)
+        further = [name for t in self.tests.split(",") if (name := t.strip())]
+        names = [Path(t).stem for t in further]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tests={self.tests!r}: two sets have the same name, {', '.join(names)}; rename a file")
+        tests = {name: _test_set(t, self.test_size) for name, t in zip(names, further, strict=True)}
         intervals = {k: getattr(self, k) for k in ("eval_every", "eval_k", "save_every")}
-        return train(agents, problems, config, self.steps, test=test, out=self.folder, **intervals, **options)
+        sets = {"test": test, "tests": tests}
+        return train(agents, problems, config, self.steps, **sets, out=self.folder, **intervals, **options)
+
+
+def _test_set(source: str, size: int) -> Problems:
+    """At most `size` problems of a named set or a file."""
+    if source in ARITHMETIC_SETS:
+        return load_problems(source, split="test", size=size)
+    return load_problems(source, limit=size)
 
 
 def check_parameters(values: Mapping[str, Any]) -> Experiment:

@@ -1,6 +1,6 @@
 """Problems: what the agents are asked, from one call and any source.
 
-    load_problems("arithmetic" │ file │ table │ Hugging Face id)  →  Problems  →  .sample / .batch  →  rollout
+    load_problems("arithmetic", "sums", … │ file │ table │ Hugging Face id)  →  Problems  →  .sample / .batch  →  rollout
 
 Whatever a source holds is kept or refused with its row; what is kept but cannot pay is counted in `Problems.notes`.
 """
@@ -21,15 +21,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hacpo_kit.benchmarks import BENCHMARKS, TEMPLATE, find_columns, read_row
+
 Message = Mapping[str, str]
 DEFAULT_SIZES = {"train": 2_000, "test": 400}
 SIGNS = {"add": "+", "sub": "-"}
+# The sets that load_problems makes up, and what each is good for
+ARITHMETIC_SETS = {
+    "arithmetic": "sums and differences of two-digit numbers, taking turns: 37+58=, 83-27=",
+    "sums": "the sums among them: the partner's skill for an agent that is strong on differences",
+    "differences": "the differences among them: the partner's skill for an agent that is strong on sums",
+    "larger": "sums and differences of three-digit numbers, 437+258=: for testing only, never trained on",
+    "mixed": "three two-digit terms, 12+34-15=, no partial result below zero: for testing only, never trained on",
+}
 FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -76,9 +86,8 @@ class Problems(Sequence):
         object.__setattr__(self, "problems", tuple(self.problems))
         repeated = [id for id, times in Counter(p.id for p in self.problems).items() if times > 1]
         if repeated:
-            shown = ", ".join(map(repr, repeated[:5])) + (", …" if len(repeated) > 5 else "")
             raise ValueError(
-                f"{self.name}: {len(repeated)} ids occur more than once: {shown}; name a unique column with id=, "
+                f"{self.name}: {len(repeated)} ids occur more than once: {_listed(repeated)}; name a unique column with id=, "
                 "or remove the id column to number the rows"
             )
 
@@ -101,10 +110,15 @@ class Problems(Sequence):
         >>> Problems([Problem("a", "1+1=", "2"), Problem("b", "1+1=", "")]).notes
         ('1 of 2 rows have no gold; they pay nobody', '1 of 2 rows repeat an earlier prompt')
         """
+        reasons: dict[str, list[str]] = {}
+        for p in self:
+            if not p.gold and "no_gold" in p.meta:
+                reasons.setdefault(p.meta["no_gold"], []).append(p.id)
         no_gold = sum(not p.gold for p in self)
         repeats = len(self) - len({json.dumps(p.prompt, sort_keys=True, default=str) for p in self})
         told = ((no_gold, "have no gold; they pay nobody"), (repeats, "repeat an earlier prompt"))
-        return tuple(f"{count} of {len(self)} rows {what}" for count, what in told if count)
+        named = (f"no gold because {why}: {_listed(ids)}" for why, ids in reasons.items())
+        return (*(f"{count} of {len(self)} rows {what}" for count, what in told if count), *named)
 
     def sample(self, k: int, seed: int = 0) -> Problems:
         """k different problems in random order, the same ones for the same seed.
@@ -170,6 +184,10 @@ class Problems(Sequence):
         return hashlib.sha256(rows.encode()).hexdigest()[:16]
 
 
+def _listed(ids: Sequence[str]) -> str:
+    return ", ".join(map(repr, ids[:5])) + (f", … ({len(ids)} in all)" if len(ids) > 5 else "")
+
+
 def load_problems(
     source,
     *,
@@ -184,12 +202,17 @@ def load_problems(
     kinds: Sequence[str] | None = None,
     config: str | None = None,
     revision: str | None = None,
+    benchmark: str | None = None,
 ) -> Problems:
-    r"""Problems from "arithmetic", a .jsonl, .json, .parquet or .csv file, a table in memory or a Hugging Face dataset.
+    r"""Problems from a named set, a .jsonl, .json, .parquet or .csv file, a table in memory or a Hugging Face dataset.
+
+    Named sets: those of `ARITHMETIC_SETS`, which are made up here, and the paper's seven benchmarks (`BENCHMARKS`), which
+    come from the hub; benchmark="gsm8k" reads a file or a table in the form of that benchmark.
 
     prompt, gold, id name columns (default "prompt", "gold", and "id" where there is one); the others become `meta`.
     template wraps each prompt (the last user message of a chat): only `{prompt}` is replaced. limit keeps the first
-    rows and does not look at later ones. size, kinds, seed belong to "arithmetic"; config, revision to the hub.
+    rows and does not look at later ones. size, seed belong to the arithmetic sets ("arithmetic", "sums", "differences",
+    "larger", "mixed"), kinds to "arithmetic"; config, revision to the hub.
 
     Raises ValueError for a bad row (with its line), column, split or option, FileNotFoundError for a missing file,
     OSError if a hub dataset cannot be had. Warns if rows have no gold.
@@ -204,28 +227,63 @@ def load_problems(
     if template is not None and "{prompt}" not in template:
         raise ValueError(f"template {template!r} has no {{prompt}} where the prompt should go")
     options = {"split": split, "prompt": prompt, "gold": gold, "id": id, "template": template, "limit": limit}
-    if isinstance(source, str) and source == "arithmetic":
-        _refuse("the arithmetic family", prompt=prompt, gold=gold, id=id, config=config, revision=revision)
-        kinds, split = _kinds(kinds), "train" if split is None else split
-        size = _arithmetic_size(size, split, kinds)
-        family = (arithmetic_problem(i, split, seed, kinds) for i in range(size))
-        name, found = _family(kinds), list(islice(family, limit))
-        again = {"source": source, **options, "split": split, "seed": seed, "size": size, "kinds": list(kinds)}
+    if isinstance(source, str) and source in ARITHMETIC_SETS:
+        _refuse(
+            f"the set {source!r}",
+            prompt=prompt,
+            gold=gold,
+            id=id,
+            config=config,
+            revision=revision,
+            benchmark=benchmark,
+        )
+        name, found, own = _load_arithmetic(source, split, seed, size, kinds, limit)
+        again = {"source": source, **options, **own}
     else:
-        _refuse("a source other than 'arithmetic'", size=size, kinds=kinds, seed=seed or None)
+        _refuse("a source other than the arithmetic sets", size=size, kinds=kinds, seed=seed or None)
+        asked = source
+        if benchmark is None and isinstance(source, str) and source in BENCHMARKS:
+            benchmark, named = source, BENCHMARKS[source]
+            source, config, split = named.dataset, config or named.config, split or named.split
         name, rows, again = _open(source, split, config, revision)
-        found = _from_rows(name, list(islice(rows, limit)), again, prompt, gold, id)
-        again = again and {**again, **options, "config": config, "revision": revision}
+        rows = list(islice(rows, limit))
+        if benchmark is None:
+            found = _from_rows(name, rows, again, prompt, gold, id)
+        else:
+            _refuse("a benchmark, which has its own columns,", prompt=prompt, gold=gold, id=id)
+            name, found = benchmark, _from_benchmark(benchmark, name, rows)
+            template = TEMPLATE if template is None else template
+        own = {"config": config, "revision": revision, "benchmark": None if asked == benchmark else benchmark}
+        again = again and {**again, **options, **own, "source": asked if asked == benchmark else again["source"]}
     if template is not None:
         found = [replace(p, prompt=_apply(template, p)) for p in found]
     again = again and {key: value for key, value in again.items() if value is not None}
     problems = Problems(found, name, again)
     if any(not p.gold for p in problems):
-        warnings.warn(f"{name}: {problems.notes[0]}", stacklevel=2)
+        warnings.warn(f"{name}: {'; '.join(note for note in problems.notes if 'gold' in note)}", stacklevel=2)
     return problems
 
 
 # ── the arithmetic family ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _load_arithmetic(source, split, seed, size, kinds, limit) -> tuple[str, list[Problem], dict[str, Any]]:
+    """Name, problems, and the options under which `load_problems` makes them again."""
+    if source in _OUTSIDE:
+        _refuse(f"the set {source!r}", kinds=kinds)
+        if split not in (None, "test"):
+            raise ValueError(f"{source!r} has no split {split!r}: it is made for testing only, so there is only 'test'")
+        size = DEFAULT_SIZES["test"] if size is None else size
+        found = _outside_problems(source, size, seed)
+        return source, found[:limit], {"split": "test", "seed": seed, "size": size}
+    if source != "arithmetic":
+        _refuse(f"the set {source!r}", kinds=kinds)
+        kinds = [kind for kind in SIGNS if _SET_OF_KIND[kind] == source]
+    kinds, split = _kinds(kinds), "train" if split is None else split
+    size = _arithmetic_size(size, split, kinds)
+    family = (arithmetic_problem(i, split, seed, kinds) for i in range(size))
+    own = {"split": split, "seed": seed, "size": size} | ({"kinds": list(kinds)} if source == "arithmetic" else {})
+    return _family(kinds), list(islice(family, limit)), own
 
 
 def arithmetic_problem(
@@ -275,9 +333,12 @@ def _kinds(kinds: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(kind for kind in SIGNS if kind in asked)
 
 
+_SET_OF_KIND = {"add": "sums", "sub": "differences"}
+
+
 def _family(kinds: tuple[str, ...]) -> str:
     # A family of one kind has its own ids, so that equal ids mean equal problems.
-    return "arithmetic" if len(kinds) == len(SIGNS) else f"arithmetic-{'-'.join(kinds)}"
+    return "arithmetic" if len(kinds) == len(SIGNS) else _SET_OF_KIND[kinds[0]]
 
 
 def _arithmetic_size(size: int | None, split: str, kinds: tuple[str, ...]) -> int:
@@ -288,13 +349,61 @@ def _arithmetic_size(size: int | None, split: str, kinds: tuple[str, ...]) -> in
     return size
 
 
+# sets that no agent is trained on: kinds, smallest and largest operand
+_OUTSIDE = {
+    "larger": (("add", "sub"), 100, 999),
+    "mixed": (("add-add", "add-sub", "sub-add", "sub-sub"), 10, 99),
+}
+_OUTSIDE_LIMIT = 10_000
+
+
+def _outside_problems(name: str, size: int, seed: int) -> list[Problem]:
+    """The first `size` problems of a set that is only for testing; its kinds take turns."""
+    if not 1 <= size <= _OUTSIDE_LIMIT:
+        raise ValueError(f"{name} has 1 to {_OUTSIDE_LIMIT} problems, not {size}")
+    kinds, low, high = _OUTSIDE[name]
+    drawn = {kind: _outside_operands(name, kind, low, high, seed, -(-size // len(kinds))) for kind in kinds}
+    found = []
+    for index in range(size):
+        turn, kind = divmod(index, len(kinds))
+        kind = kinds[kind]
+        signs = [SIGNS[word] for word in kind.split("-")]
+        operands = drawn[kind][turn]
+        text = str(operands[0]) + "".join(f"{sign}{n}" for sign, n in zip(signs, operands[1:], strict=True))
+        meta = {"kind": kind, **dict(zip("abc", operands, strict=False))}
+        found.append(
+            Problem(f"{name}/test/{seed}/{index}", f"{text}=", str(_partial_results(signs, operands)[-1]), meta)
+        )
+    return found
+
+
+def _outside_operands(name: str, kind: str, low: int, high: int, seed: int, count: int) -> list[tuple[int, ...]]:
+    """Different operands, none of whose partial results is negative; fewer are always the first of more."""
+    signs = [SIGNS[word] for word in kind.split("-")]
+    words = np.random.PCG64(_digest("arithmetic", name, kind, seed))
+    found: dict[tuple[int, ...], None] = {}  # a dict keeps the order and drops what comes twice
+    while len(found) < count:
+        operands = tuple(low + int(word) % (high - low + 1) for word in words.random_raw(len(signs) + 1))
+        if min(_partial_results(signs, operands)) >= 0:
+            found[operands] = None
+    return list(found)
+
+
+def _partial_results(signs: Sequence[str], operands: Sequence[int]) -> list[int]:
+    steps = (n if sign == "+" else -n for sign, n in zip(signs, operands[1:], strict=True))
+    return list(accumulate(steps, initial=operands[0]))
+
+
 # ── order ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _shuffle(n: int, *key) -> np.ndarray:
     # numpy promises that PCG64's words stay the same between releases; it does not promise so for permutation().
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    return np.argsort(np.random.PCG64(int.from_bytes(digest, "big")).random_raw(n), kind="stable")
+    return np.argsort(np.random.PCG64(_digest(*key)).random_raw(n), kind="stable")
+
+
+def _digest(*key) -> int:
+    return int.from_bytes(hashlib.sha256("/".join(map(str, key)).encode()).digest(), "big")
 
 
 @lru_cache(maxsize=8)
@@ -345,6 +454,27 @@ def _from_rows(name: str, rows: list[tuple[str, Any]], again: dict | None, promp
             answer = "" if _missing(row.get(gold)) else _as_text(row[gold], gold)
             key = f"{name}/{number}" if id is None else _as_text(row.get(id), id)
             found.append(Problem(key, row.get(prompt), answer if answer.strip() else "", meta))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    return found
+
+
+def _from_benchmark(benchmark: str, name: str, rows: list[tuple[str, Any]]) -> list[Problem]:
+    """Problems numbered in the order of the rows; a row without a question is refused, one without a gold is kept."""
+    if benchmark not in BENCHMARKS:
+        raise ValueError(f"there is no benchmark {benchmark!r}; there are {', '.join(map(repr, BENCHMARKS))}")
+    if not rows:
+        raise ValueError(f"{name} holds no problems")
+    for where, row in rows:
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{where}: expected an object with named columns, found {type(row).__name__}")
+    columns = list(dict.fromkeys(str(key) for _, row in rows for key in row))
+    question, gold = find_columns(BENCHMARKS[benchmark], columns, name)
+    found = []
+    for number, (where, row) in enumerate(rows):
+        filled = {question: None, gold: None, **row}  # a row of JSON may lack a column that others have
+        try:
+            found.append(Problem(f"{benchmark}/{number}", *read_row(BENCHMARKS[benchmark], filled, question, gold)))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     return found
@@ -420,8 +550,9 @@ def _open(source, split, config, revision) -> tuple[str, Iterable[tuple[str, Any
             split = config = revision = None
         else:
             raise ValueError(
-                f"cannot load {str(source)!r}: give 'arithmetic', a file ({', '.join(FILE_TYPES)}), a folder "
-                "written by save_to_disk, a Hugging Face id 'owner/name', or a table in memory"
+                f"cannot load {str(source)!r}: give {', '.join(map(repr, [*ARITHMETIC_SETS, *BENCHMARKS]))}, a file "
+                f"({', '.join(FILE_TYPES)}), a folder written by save_to_disk, a Hugging Face id 'owner/name', or a "
+                "table in memory"
             )
     # Whoever passes a table has imported its library, so this need not.
     datasets, pandas = sys.modules.get("datasets"), sys.modules.get("pandas")

@@ -318,4 +318,6 @@ METRICS = {
     "left_out_*": "rollouts not used by this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
     "avg@k": "evaluation: mean reward over k answers to each test problem (k written as its number)",
     "best@k": "evaluation: unbiased chance that at least one of k answers is right (k written as its number)",
+    "avg@k/*": "the same on a further test set, by its name; before training and at the end of the run",
+    "best@k/*": "the same on a further test set, by its name; before training and at the end of the run",
 }

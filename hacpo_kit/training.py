@@ -158,6 +158,7 @@ def train(
     *,
     out: str | Path | None = None,
     test: Sequence[Problem] | None = None,
+    tests: Mapping[str, Sequence[Problem]] | None = None,
     eval_every: int = 4,
     eval_k: int = 1,
     save_every: int = 5,
@@ -169,8 +170,9 @@ def train(
     """Trains the agents in place for `steps` steps; with `out`, records everything there and goes on from there.
 
     Writes metrics.jsonl (one line a step), samples.jsonl (rollouts with reward and advantage), config.json, run.json and
-    checkpoints. Evaluates on `test` before training, every `eval_every` steps and at the end. A callback that returns
-    True ends the run after its step. Ctrl-C ends it cleanly after the current step, a second one at once.
+    checkpoints. Evaluates on `test` before training, every `eval_every` steps and at the end, and on each further set
+    of `tests` before training and at the end (metrics `avg@1/<name>`). A callback that returns True ends the run after
+    its step. Ctrl-C ends it cleanly after the current step, a second one at once.
     `progress`: "bar", "lines", "off", or "auto" (lines where nobody watches, as under papermill).
 
     Raises ValueError if `out` holds a run with other settings, agents, problems or reward function, and for an interval
@@ -183,6 +185,7 @@ def train(
         raise ValueError(f"steps={steps}: it must be at least 1")
     agents = as_list(agents)
     problems = _as_problems(problems)
+    tests = _as_tests(tests)
     problems.batch(0, config.prompts_per_step, seed=config.seed)  # too few problems: refused before anything is written
     check_names(agents)
     folder = Path(out) if out is not None else None
@@ -190,19 +193,22 @@ def train(
     state, history, last = State(capability=Capability(config.window)), [], None
 
     def finish_line(line: dict[str, Any], at: State) -> None:
-        if test is not None and (at.step % eval_every == 0 or at.step == steps):
+        due = {"": test} if test is not None and (at.step % eval_every == 0 or at.step == steps) else {}
+        due |= {f"/{name}": further for name, further in tests.items()} if at.step in (0, steps) else {}
+        for mark, asked in due.items():
             with timed(line, "seconds_evaluation"):
-                scores = _scores(agents, test, eval_k, config, reward_function, progress=mode == "bar")
+                scores = _scores(agents, asked, eval_k, config, reward_function, progress=mode == "bar")
             for name, values in scores.items():
-                line["agents"].setdefault(name, {}).update(values)
+                line["agents"].setdefault(name, {}).update({f"{m}{mark}": v for m, v in values.items()})
         history.append(line)
         if folder is not None:
             append_lines(folder / "metrics.jsonl", [line])
 
     with locked(folder and folder / ".lock", what=f"run {folder}"), Interrupt() as watch:
         if folder is not None:
-            about = (agents, problems, test, config, steps, eval_every, eval_k, save_every, samples, reward_function)
-            state, history = _open_run(folder, _record(*about), config, agents, state)
+            sets, intervals = (problems, test, tests), (eval_every, eval_k, save_every)
+            record = _record(agents, *sets, config, steps, *intervals, samples, reward_function)
+            state, history = _open_run(folder, record, config, agents, state)
         started, end = time.perf_counter() - state.seconds, watch.pressed
         with _reporter(mode, steps, state.step) as report:
             if not history:
@@ -244,6 +250,7 @@ def resume(
     steps: int | None = None,
     problems: Problems | None = None,
     test: Problems | None = None,
+    tests: Mapping[str, Problems] | None = None,
     reward_function: Callable | None = None,
     agents: Sequence[Agent] | None = None,
     **options: Any,
@@ -273,8 +280,10 @@ def resume(
             )
             for a in record["agents"]
         ]
-    problems = _again("problems", problems, record)
-    test = _again("test", test, record) if record["test"] else None
+    problems = _again("problems", problems, record["problems"])
+    test = _again("test", test, record["test"]) if record["test"] else None
+    given, described = tests or {}, record.get("tests", {})
+    tests = {name: _again(f"test set {name!r}", given.get(name), about) for name, about in described.items()} | given
     options = {**{k: record[k] for k in ("eval_every", "eval_k", "save_every", "samples")}, **options}
     return train(
         agents,
@@ -283,17 +292,19 @@ def resume(
         record["steps"] if steps is None else steps,
         out=folder,
         test=test,
+        tests=tests,
         reward_function=reward_function,
         **options,
     )
 
 
-def _again(what: str, given: Problems | None, record: Mapping[str, Any]) -> Problems:
+def _again(what: str, given: Problems | None, described: Mapping[str, Any]) -> Problems:
     if given is not None:
         return given
-    if record[what]["source"] is None:
-        raise ValueError(f"the run's {what} came from memory and cannot be loaded again; give {what}=")
-    return load_problems(**record[what]["source"])
+    if described["source"] is None:
+        remedy = f"{what}=" if what.isidentifier() else "tests= with it"
+        raise ValueError(f"the run's {what} came from memory and cannot be loaded again; give {remedy}")
+    return load_problems(**described["source"])
 
 
 def sample_table(result: StepResult, step: int, count: int) -> list[dict[str, Any]]:
@@ -324,7 +335,20 @@ def _as_problems(problems: Sequence[Problem]) -> Problems:
     return problems if isinstance(problems, Problems) else load_problems(list(problems))
 
 
-def _record(agents, problems, test, config, steps, eval_every, eval_k, save_every, samples, reward_function) -> dict:
+def _as_tests(tests: Mapping[str, Sequence[Problem]] | None) -> dict[str, Problems]:
+    if tests is not None and not isinstance(tests, Mapping):
+        raise TypeError(f"tests must map names to problems, as in {{'sums': problems}}, not {type(tests).__name__}")
+    tests = dict(tests or {})
+    if bad := [name for name in tests if not isinstance(name, str) or not name.strip()]:
+        raise ValueError(f"every further test set needs a name, which becomes part of a metric's name, not {bad[0]!r}")
+    if empty := [name for name, problems in tests.items() if not len(problems)]:
+        raise ValueError(f"test set {empty[0]!r} holds no problems")
+    return {name: _as_problems(problems) for name, problems in tests.items()}
+
+
+def _record(
+    agents, problems, test, tests, config, steps, eval_every, eval_k, save_every, samples, reward_function
+) -> dict:
     def described(p):
         if p is None:
             return None
@@ -340,7 +364,8 @@ def _record(agents, problems, test, config, steps, eval_every, eval_k, save_ever
              "dtype": str(a.model.dtype).removeprefix("torch.")}
             for a in agents
         ],
-        "problems": described(problems), "test": described(test), "versions": versions(),
+        "problems": described(problems), "test": described(test),
+        "tests": {name: described(further) for name, further in tests.items()}, "versions": versions(),
     }  # fmt: skip
 
 
@@ -386,6 +411,11 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
         before, now = ((r[what] or {}).get("fingerprint") for r in (old, record))
         if before != now:
             changed.append(f"{what}: contents differ")
+    before, now = ({n: p["fingerprint"] for n, p in r.get("tests", {}).items()} for r in (old, record))
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            how = "contents differ" if name in before and name in now else "added" if name in now else "left out"
+            changed.append(f"test set {name!r}: {how}")
     if changed:
         raise ValueError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}); choose another folder for this one"

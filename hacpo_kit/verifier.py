@@ -531,6 +531,37 @@ def _exactly_equal(a, g) -> bool:
     return difference == 0 if difference.is_Rational else True
 
 
+# ---------------------------------------------------------------------------------------------- with a tolerance
+
+_TOLERANCE = re.compile(r"(?P<gold>.+) \(tolerance (?P<tolerance>\d*\.?\d+(?:[eE][-+]?\d{1,3})?)\)", re.DOTALL)
+
+
+def _elements(text: str) -> list[str]:
+    parts = _parts(text)
+    return parts[1] if parts and parts[0] == "bare" else [text]
+
+
+def _number(text: str) -> Fraction | None:
+    """The real number that a text is, with or without a name before it (x = 2) and a unit behind it."""
+    from sympy import Eq
+
+    if (value := _rational(text)) is not None:
+        return value
+    parsed = read(text)
+    parsed = parsed.rhs if isinstance(parsed, Eq) else parsed
+    value = _value(parsed, {}) if parsed is not None and not getattr(parsed, "free_symbols", True) else None
+    return Fraction(str(value)) if value is not None and value.is_real and value.is_finite else None
+
+
+def _near(a: str, g: str, tolerance: Fraction) -> bool:
+    """Every number of the gold is in the answer, to within the tolerance (absolute), and no other."""
+    left, right = ([_number(part) for part in _elements(text)] for text in (a, g))
+    if len(left) != len(right) or None in left:
+        return False
+    pairs = zip(sorted(left), sorted(right), strict=True)
+    return all(abs(x - y) <= tolerance * Fraction(100001, 100000) for x, y in pairs)
+
+
 # ---------------------------------------------------------------------------------------------- the verdict
 
 _MISSING = {"None", "nan", "NaN", "null", "NaT", "<NA>"}  # how an empty cell of a table prints
@@ -544,6 +575,8 @@ def usable(gold: str) -> bool:
     """
     if len(gold) > MAX_CHARS or gold.strip() in _MISSING or not _closed(gold):
         return False
+    if near := _TOLERANCE.fullmatch(gold):
+        return all(_number(part) is not None for part in _elements(clean(near["gold"])))
     return _usable(clean(gold))
 
 
@@ -572,6 +605,8 @@ def _usable(text: str) -> bool:
 def compare(answer: str | None, gold: str) -> tuple[float | None, str]:
     r"""Reward and status of a boxed answer: 1.0 correct, 0.0 wrong or no_answer, None unscorable (the gold's fault).
 
+    A gold such as `9.81 (tolerance 0.02)` takes every number that is at most so far from it.
+
     >>> compare(r"\dfrac{1}{2}", "0.5"), compare(None, "0.5"), compare("0.5", "")
     ((1.0, 'correct'), (0.0, 'no_answer'), (None, 'unscorable'))
     """
@@ -579,7 +614,11 @@ def compare(answer: str | None, gold: str) -> tuple[float | None, str]:
         return None, "unscorable"
     if answer is None or not answer.strip() or len(answer) > MAX_CHARS:
         return 0.0, "no_answer"
-    return (1.0, "correct") if same(clean(answer), clean(gold)) else (0.0, "wrong")
+    if near := _TOLERANCE.fullmatch(gold):
+        right = _near(clean(answer), clean(near["gold"]), Fraction(near["tolerance"]))
+    else:
+        right = same(clean(answer), clean(gold))
+    return (1.0, "correct") if right else (0.0, "wrong")
 
 
 # ---------------------------------------------------------------------------------------------- the worker

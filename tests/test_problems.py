@@ -1,9 +1,11 @@
 import doctest
 import json
+import re
 import subprocess
 import sys
 import warnings
 import zlib
+from collections import Counter
 from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
@@ -223,7 +225,7 @@ def test_arithmetic_problem_is_found_again_from_its_id(index, split, seed):
 def test_arithmetic_options():
     one = load_problems("arithmetic", kinds=["sub"], size=10, seed=5, limit=4, template="Compute {prompt}")
     assert len(one) == 4
-    assert one[0].id == "arithmetic-sub/train/5/0"
+    assert one[0].id == "differences/train/5/0"
     assert one[0].prompt.startswith("Compute ")
     assert load_problems(**json.loads(json.dumps(one.source))) == one
     assert load_problems("arithmetic", kinds=("sub", "add")) == load_problems("arithmetic")
@@ -243,6 +245,51 @@ def test_arithmetic_options():
         arithmetic_problem(10**6)
     with pytest.raises(IndexError):
         arithmetic_problem(-1)
+
+
+def test_sums_and_differences_are_parts_of_arithmetic():
+    for name, kind in (("sums", "add"), ("differences", "sub")):
+        for split in ("train", "test"):
+            part = load_problems(name, split=split, size=300, seed=2)
+            assert part == load_problems("arithmetic", split=split, size=300, seed=2, kinds=[kind])
+            assert load_problems(**json.loads(json.dumps(part.source))) == part
+            assert {p.meta["kind"] for p in part} == {kind} and part.name == name
+            assert all((zlib.crc32(p.prompt[:-1].encode()) % 5 == 0) == (split == "test") for p in part)
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("larger", 2), ("mixed", 4)])
+def test_sets_outside_the_training_family(name, kinds):
+    problems = load_problems(name, size=400, seed=1)
+    assert len({p.prompt for p in problems}) == 400 and not problems.notes
+    assert Counter(p.meta["kind"] for p in problems) == {p.meta["kind"]: 400 // kinds for p in problems[:kinds]}
+    for p in problems:
+        numbers = [int(n) for n in re.findall(r"\d+", p.prompt)]
+        assert all((100 <= n <= 999) if name == "larger" else (10 <= n <= 99) for n in numbers)
+        assert len(numbers) == (2 if name == "larger" else 3)
+        text = p.prompt.removesuffix("=")
+        assert int(p.gold) == eval(text)
+        assert min(eval(text[: m.end()]) for m in re.finditer(r"\d+", text)) >= 0  # at no point below zero
+    assert problems[:20].problems == load_problems(name, size=20, seed=1).problems  # fewer are the first of more
+    assert load_problems(name, size=20) != load_problems(name, size=20, seed=1)
+    assert load_problems(**json.loads(json.dumps(problems.source))) == problems
+    assert load_problems(name, split="test", size=400, seed=1) == problems
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("larger", {"split": "train"}, "'larger' has no split 'train': it is made for testing only"),
+        ("mixed", {"size": 10_001}, "mixed has 1 to 10000 problems, not 10001"),
+        ("mixed", {"kinds": ["add"]}, "'mixed' does not take kinds="),
+        ("sums", {"kinds": ["sub"]}, "'sums' does not take kinds="),
+        ("sums", {"size": 10**5}, r"sums has 1 to \d+ problems in split 'train'"),
+        ("differences", {"split": "dev"}, "'train', 'test'"),
+        ("differences", {"gold": "x"}, "does not take gold="),
+    ],
+)
+def test_options_of_the_arithmetic_sets(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_problems(name, **options)
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────

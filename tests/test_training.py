@@ -74,7 +74,8 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
     """With a second run that has a KL and something left out, so that every name occurs."""
     odd = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
     config = CONFIG.replace(beta=0.1, rest_when_solved=True)
-    run = hk.train(odd, problems("train", 20), config, 1, test=problems("test", 3), eval_k=2, progress="off")
+    run = hk.train(odd, problems("train", 20), config, 1, test=problems("test", 3),
+                   tests={"sums": hk.load_problems("sums", split="test", size=2)}, eval_k=2, progress="off")  # fmt: skip
     emitted = set()
     for line in (*undisturbed.history, *run.history):
         emitted |= set(line) - {"agents"}
@@ -91,7 +92,8 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
             ("avg@", "avg@k"),
             ("best@", "best@k"),
         ):
-            metric = general if metric.startswith(prefix) else metric
+            further = "/*" if "/" in metric else ""
+            metric = f"{general}{further}" if metric.startswith(prefix) else metric
         return metric
 
     assert {name(m) for m in emitted} | {"left_out_*"} == set(METRICS)
@@ -543,3 +545,52 @@ def test_negative_mean_rewards_are_said(fresh_agent):
     pool = hk.rollout(fresh_agent("qwen3-sums"), problems("train", 1), n=2, progress=False)
     with pytest.warns(UserWarning, match="add a constant to the rewards"):
         hk.Capability().observe(pool.with_rewards([-1.0, 0.0], ["wrong", "wrong"]))
+
+
+def test_further_test_sets_are_asked_at_the_start_and_at_the_end(fresh_agent, tmp_path):
+    tests = {name: hk.load_problems(name, split="test", size=3) for name in ("sums", "larger")}
+    pair = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
+    run = hk.train(pair, problems("train", 20), CONFIG, 2, test=problems("test", 3), tests=tests, out=tmp_path / "run",
+                   eval_every=1, eval_k=2, progress="off")  # fmt: skip
+    asked = [[m for m in line["agents"]["qwen3-sums"] if "@" in m] for line in run.history]
+    further = [f"{metric}/{name}" for name in tests for metric in ("avg@2", "best@2")]
+    assert asked == [["avg@2", "best@2", *further], ["avg@2", "best@2"], ["avg@2", "best@2", *further]]
+    again = hk.evaluate(pair, tests["larger"], 2, progress=False)
+    assert run.history[-1]["agents"]["llama-differences"]["avg@2/larger"] == again["llama-differences"]["avg@2"]
+    longer = hk.resume(tmp_path / "run", steps=3, progress="off")  # from the folder alone
+    assert "avg@2/larger" in longer.history[-1]["agents"]["qwen3-sums"]
+    for other, message in (
+        ({"sums": tests["sums"]}, "test set 'larger': left out"),
+        ({**tests, "mixed": tests["sums"]}, "test set 'mixed': added"),
+        ({**tests, "sums": tests["sums"][:2]}, "test set 'sums': contents differ"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hk.train(agents(), problems("train", 20), CONFIG, 3, test=problems("test", 3), tests=other,
+                     out=tmp_path / "run", eval_every=1, eval_k=2, progress="off")  # fmt: skip
+
+
+def test_a_test_set_from_memory_has_to_be_given_again(fresh_agent, tmp_path):
+    own = hk.load_problems([{"prompt": "1+1=", "gold": "2"}])
+    options = {"out": tmp_path / "run", "progress": "off"}
+    hk.train(fresh_agent("llama-differences"), problems("train", 20), CONFIG, 1, tests={"own": own}, **options)
+    with pytest.raises(ValueError, match=r"test set 'own' came from memory .* give tests= with it"):
+        hk.resume(tmp_path / "run", progress="off")
+    assert hk.resume(tmp_path / "run", tests={"own": own}, progress="off").state.step == 1
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    del record["tests"]  # a run of an earlier version
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert hk.resume(tmp_path / "run", progress="off").state.step == 1
+
+
+@pytest.mark.parametrize(
+    ("tests", "error", "message"),
+    [
+        ([], TypeError, "tests must map names to problems"),
+        ({"": []}, ValueError, "needs a name"),
+        ({"none": []}, ValueError, "'none' holds no problems"),
+    ],
+)
+def test_test_sets_that_cannot_be(fresh_agent, tmp_path, tests, error, message):
+    with pytest.raises(error, match=message):
+        hk.train(fresh_agent("llama-differences"), problems("train", 20), CONFIG, 1, tests=tests, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,81 @@
+r"""Does the verifier pay the gold answers of real benchmark files, and nobody else?
+
+    python benchmarks/golds.py FOLDER      # with gsm8k.jsonl, math500.parquet, … : any benchmark's name and file type
+
+Every gold is put into a box and must score 1 against itself; then each is scored against the golds of other problems, five
+times, and must score 0. Prints a table, and every gold that fails with the reason; exit status 1 if a set misses 99 %
+right or 0.5 % wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import hacpo_kit as hk
+from hacpo_kit.benchmarks import BENCHMARKS
+from hacpo_kit.problems import FILE_TYPES
+from hacpo_kit.rewards import score
+
+SHUFFLES = 5
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    files = {name: args.folder / f"{name}{kind}" for name in BENCHMARKS for kind in FILE_TYPES}
+    found = {
+        name: file for name in BENCHMARKS for kind in FILE_TYPES if (file := args.folder / f"{name}{kind}").is_file()
+    }
+    if not found:
+        sys.exit(f"{args.folder} holds none of {', '.join(path.name for path in files.values())}")
+    print(f"| {'set':13} | rows | no gold | own gold pays | other golds pay | seconds |\n|---|---|---|---|---|---|")
+    results = {name: check(name, file) for name, file in found.items()}
+    for name, (_, told) in results.items():
+        print(*(f"{name}: {line}" for line in told), sep="\n" if told else "", end="\n" if told else "")
+    sys.exit(not all(good for good, _ in results.values()))
+
+
+def check(name: str, file: Path) -> tuple[bool, list[str]]:
+    """One line of the table; whether the set is good, and what to say about it."""
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rows without gold are told below
+        problems = hk.load_problems(file, benchmark=name)
+    usable = [p for p in problems if p.gold]
+    own = score([(boxed(p.gold), p.gold) for p in usable])
+    told = list(problems.notes)
+    failed = [(p, v) for p, v in zip(usable, own, strict=True) if v.reward != 1]
+    told += [f"{p.id} has the gold {p.gold!r}, which boxed gives {v.status} {v.detail}".rstrip() for p, v in failed]
+    pairs = [(p, q) for seed in range(SHUFFLES) for p, q in shuffled(usable, seed)]
+    others = score([(boxed(p.gold), q.gold) for p, q in pairs])
+    paid = [(p, q) for (p, q), v in zip(pairs, others, strict=True) if v.reward]
+    told += [f"{p.id}'s gold {p.gold!r} pays for {q.id}, {q.gold!r}" for p, q in dict.fromkeys(paid)]
+    right, wrong = 1 - len(failed) / len(usable), len(paid) / max(1, len(pairs))
+    print(
+        f"| {name:13} | {len(problems):4} | {len(problems) - len(usable):7} | {right:13.1%} | {wrong:15.2%} "
+        f"| {time.perf_counter() - start:7.1f} |",
+        flush=True,
+    )
+    return right >= 0.99 and wrong <= 0.005, told
+
+
+def boxed(gold: str) -> str:
+    r"""The gold as an answer; a tolerance is no part of it."""
+    return rf"\boxed{{{gold.partition(' (tolerance ')[0]}}}"
+
+
+def shuffled(problems: list, seed: int) -> list[tuple]:
+    """Each problem with another one whose gold is written differently."""
+    others = random.Random(seed).sample(problems, len(problems))
+    return [(p, q) for p, q in zip(problems, others, strict=True) if p.gold != q.gold]
+
+
+if __name__ == "__main__":
+    main()
