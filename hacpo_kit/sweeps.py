@@ -68,7 +68,7 @@ def sweep(
     Returns one row a run: status ("finished", "failed", "stopped", "waiting"), seconds, tries, error. Raises ValueError
     for a faulty grid, or if `out` holds runs of the same names with other parameters; nothing has been started then.
     """
-    for name, value, least in (("jobs", jobs, 1), ("retries", retries, 0), ("threads", threads or 1, 1)):
+    for name, value, least in (("jobs", jobs, 1), ("retries", retries, 0), ("threads", 1 if threads is None else threads, 1)):
         if value < least:
             raise ValueError(f"{name}={value}: it must be at least {least}")
     if keep_checkpoints not in ("last", "none"):
@@ -399,9 +399,8 @@ def _duration(seconds: float) -> str:
 
 def _check_disk(folder: Path, name: str, left: int) -> None:
     """Warns while there is time if what remains will not find room."""
-    size = sum(
-        p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.relative_to(folder).parts[0].startswith(name)
-    )
+    kept = [*(folder / name).rglob("*"), folder / f"{name}.ipynb", folder / f"{name}.html"]
+    size = sum(path.stat().st_size for path in kept if path.is_file())
     free = shutil.disk_usage(folder).free
     if size * left > free:
         warnings.warn(
