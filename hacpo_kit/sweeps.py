@@ -68,7 +68,11 @@ def sweep(
     Returns one row a run: status ("finished", "failed", "stopped", "waiting"), seconds, tries, error. Raises ValueError
     for a faulty grid, or if `out` holds runs of the same names with other parameters; nothing has been started then.
     """
-    for name, value, least in (("jobs", jobs, 1), ("retries", retries, 0), ("threads", 1 if threads is None else threads, 1)):
+    for name, value, least in (
+        ("jobs", jobs, 1),
+        ("retries", retries, 0),
+        ("threads", 1 if threads is None else threads, 1),
+    ):
         if value < least:
             raise ValueError(f"{name}={value}: it must be at least {least}")
     if keep_checkpoints not in ("last", "none"):
