@@ -145,7 +145,8 @@ class _Study:
 
     def write(self) -> None:
         """Writes sweep.json; runs of an earlier, larger grid keep their entry."""
-        entries = {**self.recorded, **{name: job.record() for name, job in self.jobs.items()}}
+        entries = {name: {**entry, "status": _left(entry.get("status", ""))} for name, entry in self.recorded.items()}
+        entries |= {name: job.record() for name, job in self.jobs.items()}
         write_json(
             self.folder / "sweep.json", {"name": self.plan.name, "notebook": self.plan.notebook.name, "runs": entries}
         )
@@ -252,6 +253,11 @@ class _Study:
         return pd.DataFrame(rows).set_index("run")
 
 
+def _left(status: str) -> str:
+    """A run that an earlier sweep left when it was killed runs no longer."""
+    return "stopped" if status == "running" else status
+
+
 def _launch(task: Mapping[str, Any], log, environment: Mapping[str, str]) -> subprocess.Popen:
     process = subprocess.Popen(
         [sys.executable, "-m", "hacpo_kit.worker"], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
@@ -307,7 +313,9 @@ def _check_same(plan: Grid, folder: Path) -> None:
     for name, experiment in plan.runs.items():
         now = _resolved(experiment)
         before = dict(recorded.get(name, {}).get("parameters", {}))
-        with contextlib.suppress(OSError, ValueError):  # a run that cannot be read fails by itself, and says why
+        with contextlib.suppress(
+            OSError, ValueError, TypeError
+        ):  # a run that cannot be read fails by itself, and says why
             before |= json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
         changed = [
             f"{k}: {before[k]!r} → {now[k]!r}" for k in now if k not in MAY_CHANGE and before.get(k, now[k]) != now[k]
