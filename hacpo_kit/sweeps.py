@@ -68,7 +68,11 @@ def sweep(
     Returns one row a run: status ("finished", "failed", "stopped", "waiting"), seconds, tries, error. Raises ValueError
     for a faulty grid, or if `out` holds runs of the same names with other parameters; nothing has been started then.
     """
-    for name, value, least in (("jobs", jobs, 1), ("retries", retries, 0), ("threads", threads or 1, 1)):
+    for name, value, least in (
+        ("jobs", jobs, 1),
+        ("retries", retries, 0),
+        ("threads", 1 if threads is None else threads, 1),
+    ):
         if value < least:
             raise ValueError(f"{name}={value}: it must be at least {least}")
     if keep_checkpoints not in ("last", "none"):
@@ -141,7 +145,8 @@ class _Study:
 
     def write(self) -> None:
         """Writes sweep.json; runs of an earlier, larger grid keep their entry."""
-        entries = {**self.recorded, **{name: job.record() for name, job in self.jobs.items()}}
+        entries = {name: {**entry, "status": _left(entry.get("status", ""))} for name, entry in self.recorded.items()}
+        entries |= {name: job.record() for name, job in self.jobs.items()}
         write_json(
             self.folder / "sweep.json", {"name": self.plan.name, "notebook": self.plan.notebook.name, "runs": entries}
         )
@@ -248,6 +253,11 @@ class _Study:
         return pd.DataFrame(rows).set_index("run")
 
 
+def _left(status: str) -> str:
+    """A run that an earlier sweep left when it was killed runs no longer."""
+    return "stopped" if status == "running" else status
+
+
 def _launch(task: Mapping[str, Any], log, environment: Mapping[str, str]) -> subprocess.Popen:
     process = subprocess.Popen(
         [sys.executable, "-m", "hacpo_kit.worker"], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
@@ -303,7 +313,9 @@ def _check_same(plan: Grid, folder: Path) -> None:
     for name, experiment in plan.runs.items():
         now = _resolved(experiment)
         before = dict(recorded.get(name, {}).get("parameters", {}))
-        with contextlib.suppress(OSError, ValueError):  # a run that cannot be read fails by itself, and says why
+        with contextlib.suppress(
+            OSError, ValueError, TypeError
+        ):  # a run that cannot be read fails by itself, and says why
             before |= json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
         changed = [
             f"{k}: {before[k]!r} → {now[k]!r}" for k in now if k not in MAY_CHANGE and before.get(k, now[k]) != now[k]
@@ -399,9 +411,8 @@ def _duration(seconds: float) -> str:
 
 def _check_disk(folder: Path, name: str, left: int) -> None:
     """Warns while there is time if what remains will not find room."""
-    size = sum(
-        p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.relative_to(folder).parts[0].startswith(name)
-    )
+    kept = [*(folder / name).rglob("*"), folder / f"{name}.ipynb", folder / f"{name}.html"]
+    size = sum(path.stat().st_size for path in kept if path.is_file())
     free = shutil.disk_usage(folder).free
     if size * left > free:
         warnings.warn(
