@@ -20,7 +20,7 @@ from hacpo_kit.updates import update
 
 __version__ = "0.1.0"
 __all__ = [
-    "Agent", "Capability", "Config", "Pool", "Problem", "State", "advantage", "boxed_math", "evaluate", "experiments",
+    "Agent", "Capability", "Config", "Pool", "Problem", "State", "advantage", "boxed_math", "compare", "evaluate", "experiments",
     "load_agent", "load_agents", "load_problems", "plots", "read_runs", "restore", "resume", "reward", "rollout", "save",
     "step", "train", "update",
 ]  # fmt: skip
@@ -28,6 +28,6 @@ __all__ = [
 
 def __getattr__(name: str):
     # plotly and papermill load when they are first used
-    if name in ("plots", "experiments"):
+    if name in ("compare", "plots", "experiments"):
         return import_module(f"hacpo_kit.{name}")
     raise AttributeError(f"module 'hacpo_kit' has no attribute {name!r}")
