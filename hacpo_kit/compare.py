@@ -5,6 +5,7 @@ Seeds are what is independent here. Agents of one run are averaged first, then m
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,8 @@ RUN = ["agents", "method", "seed", "run"]
 def load(runs: str | Path) -> pd.DataFrame:
     """The tidy frame of a Parquet file or of a folder of runs; a relative path may start at the repository's root.
 
-    Raises FileNotFoundError for a path that does not exist.
+    What could not be read stands in `.attrs["notes"]`, which Parquet keeps. Raises FileNotFoundError for a path that does
+    not exist.
     """
     from hacpo_kit.sweeps import read_runs
 
@@ -40,7 +42,12 @@ def load(runs: str | Path) -> pd.DataFrame:
     found = [p for p in (Path(runs), project / runs) if p.exists()]
     if not found:
         raise FileNotFoundError(f"no folder of runs and no Parquet file {str(runs)!r}, neither here nor in the project")
-    return read_runs(found[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = read_runs(found[0])
+    # as notes they reach the page, where a warning would be lost once the table is stored
+    frame.attrs["notes"] = frame.attrs.get("notes", []) + [f"Not all could be read: {w.message}." for w in caught]
+    return frame
 
 
 # ── which runs can be compared ───────────────────────────────────────────────────────────────────────────────────
@@ -51,13 +58,13 @@ def usable(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
     Unfinished runs and repeats of a seed are left out. Runs of one method with other settings than the method's own become a
     method of their own, "hacpo · alpha=3.0". Every function below starts with this; on its own result it changes nothing.
-    Raises KeyError for a missing column, ValueError if nothing is left.
+    Raises ValueError for a missing column, and if nothing is left.
     """
     for column in NEEDED:
         if column not in frame:
-            raise KeyError(f"no column {column!r}{did_you_mean(column, frame.columns)}; read runs with hk.read_runs")
+            raise ValueError(f"no column {column!r}{did_you_mean(column, frame.columns)}; read runs with hk.read_runs")
     runs = frame.drop_duplicates("run").set_index("run")
-    notes = []
+    notes = list(frame.attrs.get("notes", []))
     if unfinished := sorted(map(str, runs.index[~runs["finished"].astype(bool)])):
         notes.append(f"{_count(unfinished, 'unfinished run')} left out: {', '.join(unfinished)}.")
     runs = runs[runs["finished"].astype(bool)]
@@ -72,12 +79,15 @@ def usable(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     runs = runs.drop(repeats.index)
     out = frame[frame["run"].isin(runs.index)]
     methods = pd.Categorical(out["run"].astype(str).map(runs["method"].rename(str)), categories=_order(runs["method"]))
-    return out.assign(method=methods), notes + told + _unequal_settings(runs)
+    out = out.assign(method=methods)
+    out.attrs = {}  # said once
+    return out, notes + told + _unequal_settings(runs)
 
 
 def _variants(runs: pd.DataFrame) -> tuple[pd.Series, list[str]]:
     """Method names that tell runs of a method with different settings apart."""
     settings = [c for c in Config.__dataclass_fields__ if c in runs and c not in ("method", "seed")]
+    settings = [c for c in settings if runs[c].nunique() > 1]
     labels, notes = runs["method"].astype(str), []
     for (agents, method), group in runs.groupby(["agents", labels], observed=True):
         own = Config.from_dict({"method": method, **METHODS.get(method, {})})
@@ -121,14 +131,14 @@ def scores(frame: pd.DataFrame, metric: str = "avg@1") -> tuple[pd.DataFrame, li
     """Values of a metric for every run, agent and step, the agents' mean among them, and notes as in `usable`.
 
     Columns: agents, method, seed, run, step, agent, value, and per agent and cumulative: rollouts, tokens if given.
-    A step where an agent's value is missing has no mean. Raises KeyError for a metric that no run has.
+    A step where an agent's value is missing has no mean. Raises ValueError for a metric that no run has.
     """
     frame, notes = usable(frame)
     size = frame[frame["agent"] != ""].groupby("run", observed=True)["agent"].nunique()
     rows = frame[(frame["metric"] == metric) & (frame["agent"] != "")]
     if rows.empty:
         known = sorted(set(map(str, frame["metric"])))
-        raise KeyError(f"no metric {metric!r}{did_you_mean(metric, known)}; there are {', '.join(known)}")
+        raise ValueError(f"no metric {metric!r}{did_you_mean(metric, known)}; there are {', '.join(known)}")
     if lost := int(rows["value"].isna().sum()):
         notes.append(f"{lost} values of {metric} are no numbers and count as missing.")
         rows = rows.dropna(subset="value")
@@ -147,11 +157,11 @@ def scores(frame: pd.DataFrame, metric: str = "avg@1") -> tuple[pd.DataFrame, li
 
 def interval(values: pd.Series, level: str | list[str]) -> pd.DataFrame:
     """Mean and 95 % t-interval of the mean over runs, for each value of index levels; one run has no interval (NaN)."""
-    from scipy.stats import t
+    from scipy.special import stdtrit  # the quantile of scipy.stats.t, which takes seconds to import
 
     grouped = values.groupby(level=level, observed=True)
     mean, n, std = grouped.mean(), grouped.size(), grouped.std(ddof=1)
-    half = pd.Series(t.ppf(0.975, np.maximum(n - 1, 1)), n.index) * std / np.sqrt(n)
+    half = pd.Series(stdtrit(np.maximum(n - 1, 1), 0.975), n.index) * std / np.sqrt(n)
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half, "runs": n})
 
 
@@ -193,7 +203,7 @@ def accuracy_curves(
     """
     rows, notes = scores(frame, metric)
     if x != "step" and x not in rows:
-        raise KeyError(f"x={x!r}: it must be step, rollouts or tokens, and a column of the frame")
+        raise ValueError(f"x={x!r}: it must be step, rollouts or tokens, and a column of the frame")
     rows = rows[rows["agent"] != MEAN] if "agent" in by else rows[rows["agent"] == MEAN]
     table = _over_seeds(rows, [*by, "step"])
     if x != "step":  # tokens differ from seed to seed: their mean is where the point stands
@@ -251,9 +261,7 @@ def ablation_table(
     for agents, group in rows.groupby("agents"):
         if absent := [m for m in (base, *ABLATIONS) if m not in set(group["method"])]:
             notes.append(f"No finished run on {agents} of: {', '.join(absent)}.")
-        steps = sorted(s for s in group["step"].unique() if s > 0)
-        quarter = next(s for s in steps if s >= max(steps) / 4) if early is None else early
-        for when, step in (("early", quarter), ("end", "end")):
+        for when, step in (("early", _quarter(group) if early is None else early), ("end", "end")):
             values = _at(group, step, last)
             here = _over_seeds(values, ["agents", "method"]).assign(when=when, step=values["step"].max())
             paired = _paired(values, base).rename(
@@ -277,6 +285,12 @@ def ablation_table(
     if not parts:
         return _noted(pd.DataFrame(columns=columns), [*notes, f"No run of {base} or of an ablation of it."])
     return _noted(pd.concat(parts, ignore_index=True)[columns], notes)
+
+
+def _quarter(rows: pd.DataFrame) -> int:
+    """The first step that was evaluated after a quarter of the training: early, and chosen before the results are known."""
+    steps = sorted(s for s in rows["step"].unique() if s > 0)
+    return int(next(s for s in steps if s >= max(steps) / 4))
 
 
 def targets(frame: pd.DataFrame, against: str = "gspo", share: float = 0.9, metric: str = "avg@1") -> dict[str, float]:
@@ -455,6 +469,83 @@ def verdict(low: float, high: float, margin: float = 0.01) -> str:
     return "not worse" if low > -margin else "undecided"
 
 
+# ── what held ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def claims(
+    frame: pd.DataFrame, method: str = "hacpo", baseline: str = "gspo", doubled: str = "gspo_x2", margin: float = 0.01,
+    last: int = 3, metric: str = "avg@1",
+) -> pd.DataFrame:  # fmt: skip
+    """What the paper claims and what its parts are for, each with what was measured, for every set of agents.
+
+    Columns: agents, claim, mean, low, high, seeds, result: "held" or "did not hold" where the 95 % interval says so,
+    else "undecided", "no interval" (one seed) or "not run". A claim "no worse" holds if the interval lies above −`margin`.
+    """
+    frame, _ = usable(frame)
+    out = []
+    for agents in sorted(map(str, frame["agents"].unique())):
+        part = frame[frame["agents"].astype(str) == agents]
+        rows, _ = scores(part, metric)
+        early = _quarter(rows)
+        measured = {"last": last, "metric": metric}
+        alone, at_quarter = (paired_differences(part, baseline, s, **measured) for s in ("end", early))
+        half = ahead_at_half(part, method, doubled, (0.5,), **measured)
+        paid = half[half["point"] == "end"].eval("rollouts_method / rollouts_against")
+        share = f"{paid.iloc[0]:.0%}" if len(paid) else "half"
+        wanted = [
+            (f"{method} is ahead of {baseline} early (step {early})", _row(at_quarter, method), 0.0),
+            (f"{method} ends ahead of {baseline}", _row(alone, method), 0.0),
+            (f"no agent ends worse than with {baseline}", _weakest(alone, method), margin),
+            (
+                f"half way, {method} is ahead of {doubled} with half of its rollouts",
+                _row(half, method, "point", "50%"),
+                0.0,
+            ),
+            (
+                f"{method} ends no worse than {doubled} with {share} of its rollouts",
+                _row(half, method, "point", "end"),
+                margin,
+            ),
+            (f"{method} ends ahead of naive sharing", _row(paired_differences(part, "naive", **measured), method), 0.0),
+        ]
+        parts = paired_differences(part, method, **measured)
+        wanted += [(f"without a part ({a}), {method} ends lower", _flipped(_row(parts, a)), 0.0) for a in ABLATIONS]
+        out += [{"agents": agents, "claim": text, **row, "result": _result(row, m)} for text, row, m in wanted]
+    return pd.DataFrame(out)
+
+
+_NOT_RUN = {"mean": np.nan, "low": np.nan, "high": np.nan, "seeds": 0}
+
+
+def _row(table: pd.DataFrame, method: str, column: str = "agent", value: str = MEAN) -> dict[str, float]:
+    rows = table[table[column] == value]
+    rows = rows[rows["method"] == method] if "method" in rows else rows
+    return rows.iloc[0][list(_NOT_RUN)].to_dict() if len(rows) else _NOT_RUN
+
+
+def _weakest(table: pd.DataFrame, method: str) -> dict[str, float]:
+    """The agent of whom it can be said that it is behind, or else the one whose interval reaches lowest."""
+    rows = table[(table["method"] == method) & (table["agent"] != MEAN)].dropna(subset="mean")
+    rows = rows.assign(ahead=~(rows["high"] < 0)).sort_values(["ahead", "low", "mean"])
+    return rows.iloc[0][list(_NOT_RUN)].to_dict() if len(rows) else _NOT_RUN
+
+
+def _flipped(row: Mapping[str, float]) -> dict[str, float]:
+    """The difference the other way round: what the whole has over the part."""
+    return {"mean": -row["mean"], "low": -row["high"], "high": -row["low"], "seeds": row["seeds"]}
+
+
+def _result(row: Mapping[str, float], margin: float) -> str:
+    if row["seeds"] == 0:
+        return "not run"
+    said = verdict(row["low"], row["high"], margin)
+    if said == "no interval":
+        return said
+    if row["low"] > -margin:
+        return "held"
+    return "did not hold" if said == "behind" else "undecided"
+
+
 # ── as a reader sees them ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -483,6 +574,8 @@ def points(mean: float, low: float = float("nan"), high: float = float("nan")) -
 
 def styled(table: pd.DataFrame) -> Styler:
     """`final_table` for reading: percent, mean ± half the interval, the best method of each agent and test set bold."""
+    from pandas.io.formats.style import Styler  # needs jinja2, which comes with the notebooks
+
     sets = [name for name in dict.fromkeys(table.columns.get_level_values(0)) if name != "seeds"]
     text = pd.DataFrame({name: [percent(m, h) for m, h in table[name][["mean", "half"]].to_numpy()] for name in sets})
     text = text.set_index(table.index)
@@ -495,4 +588,5 @@ def styled(table: pd.DataFrame) -> Styler:
         best = shown.groupby(level=["agents", "agent"]).transform("max")
         chosen = shown.index[(shown == best) & several.reindex(shown.index.droplevel("method")).to_numpy()]
         bold.loc[chosen, name] = "font-weight: bold"
-    return text.style.apply(lambda _: bold, axis=None).set_uuid("final").set_table_attributes('class="dataframe"')
+    style = Styler(text, uuid="final", cell_ids=False, table_attributes='class="dataframe"')
+    return style.apply(lambda _: bold, axis=None)

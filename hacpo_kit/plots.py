@@ -58,9 +58,10 @@ class Figure(go.Figure):
 
         return {**json.loads(self.to_json()), "config": {"displaylogo": False, "responsive": True}}
 
-    def png(self, width: float = 8.0, dpi: int = 110) -> bytes:
-        """A static picture of the figure (transparent PNG), drawn without a browser."""
-        return _draw(self, width, dpi)
+    def png(self, width: float | None = None, dpi: int | None = None) -> bytes:
+        """A static picture of the figure: a transparent PNG, about 900 pixels wide, drawn without a browser."""
+        beside = (self.layout.meta or {}).get("columns", 1) > 1  # panels side by side want room
+        return _draw(self, width or (10.0 if beside else 8.0), dpi or (90 if beside else 110))
 
 
 AXIS = {
@@ -85,15 +86,16 @@ def _figure(title: str, x: str, y: str, *, height: int = HEIGHT, **layout: Any) 
 
 
 def _panels(title: str, x: str, y: str, names: Sequence[str], *, height: int) -> Figure:
-    """An empty figure with a named panel for each name, two in a row; trace i of a panel takes `xaxis=f"x{i}"`."""
+    """An empty figure with a named panel for each name, two in a row; a trace names its panel by its axes (x2 and y2)."""
     from plotly.subplots import make_subplots
 
     columns = min(2, len(names))
     rows = -(-len(names) // columns)
+    height = min(height, max(220, 660 // rows))
     total = rows * height + 92
     gap = min(110 / total, 1 / rows)  # room for the labels of the axis above
     grid = make_subplots(rows, columns, subplot_titles=list(names), vertical_spacing=gap, horizontal_spacing=0.1)
-    fig = Figure(grid)
+    fig = Figure(grid).update_layout(template="none")
     fig.update_layout(_figure(title, x, y, height=total).layout)
     fig.update_xaxes(**AXIS, title_text=x)
     fig.update_yaxes(**AXIS, title_text=y)
@@ -147,8 +149,9 @@ def _style(rows: pd.DataFrame, by: Sequence[str], name: tuple) -> tuple[str, str
 
 
 def _band(fig: Figure, curve: pd.DataFrame, color: str, group: str, alpha: float = 0.18, **axes: str) -> None:
-    xs = np.concatenate([curve.index, curve.index[::-1]])
-    ys = np.concatenate([curve["high"], curve["low"][::-1]])
+    # single precision: a page holds many bands
+    xs = np.concatenate([curve.index, curve.index[::-1]]).astype(np.float32)
+    ys = np.concatenate([curve["high"], curve["low"][::-1]]).astype(np.float32)
     fig.add_scatter(
         x=xs, y=ys, fill="toself", fillcolor=_faded(color, alpha), line={"width": 0}, mode="lines",
         hoverinfo="skip", showlegend=False, legendgroup=group, **axes,
@@ -185,20 +188,22 @@ def method_curves(
     names = list(dict.fromkeys(map(str, curves[panel])))
     fig = _panels(f"{title} ({_seeds_told(curves['seeds'])})", _PER_AGENT.get(x, _label(x)), y, names, height=330)
     for i, name in enumerate(names, start=1):
-        axes = {"xaxis": f"x{i}", "yaxis": f"y{i}"}
+        x_axis, y_axis = (f"{letter}{i if i > 1 else ''}" for letter in "xy")
+        axes = {"xaxis": x_axis, "yaxis": y_axis}
         for method, line in curves[curves[panel].astype(str) == name].groupby("method", observed=True, sort=False):
             color, dash = styles[method]
-            line = line.sort_values(x).set_index(x)
+            line = line.sort_values(x).astype({"mean": np.float32}).set_index(x)
+            mode = "lines+markers" if len(line) <= 12 else "lines"
             if (band := line.dropna(subset=["low", "high"])).shape[0] > 1:
                 _band(fig, band, color, method, alpha=0.15, **axes)
             fig.add_scatter(
-                x=line.index, y=line["mean"], name=method, mode="lines+markers", line={"color": color, "dash": dash},
+                x=line.index, y=line["mean"], name=method, mode=mode, line={"color": color, "dash": dash},
                 legendgroup=method, showlegend=method not in seen, customdata=line["seeds"],
                 hovertemplate="%{y:.3f} (%{customdata} seeds)", **axes,
             )  # fmt: skip
             seen.add(method)
         if reference is not None:
-            _line(fig, reference, xref=f"x{i} domain", yref=f"y{i}")
+            _line(fig, reference, xref=f"{x_axis} domain", yref=y_axis)
     return fig
 
 
@@ -220,7 +225,8 @@ def forest(differences: pd.DataFrame, *, title: str, margin: float = 0.0) -> Fig
     told = _seeds_told(differences["seeds"][differences["seeds"] > 0])
     fig = _panels(f"{title} ({told})", "difference (percentage points)", "method", names, height=60 + 34 * max(most, 3))
     for i, name in enumerate(names, start=1):
-        axes = {"xaxis": f"x{i}", "yaxis": f"y{i}"}
+        x_axis, y_axis = (f"{letter}{i if i > 1 else ''}" for letter in "xy")
+        axes = {"xaxis": x_axis, "yaxis": y_axis}
         rows = differences[differences["agents"] == name]
         methods = [str(m) for m in dict.fromkeys(rows.sort_values("method")["method"])]
         for place, method in enumerate(methods):
@@ -228,7 +234,7 @@ def forest(differences: pd.DataFrame, *, title: str, margin: float = 0.0) -> Fig
             single, mean = mine[mine["agent"] != MEAN], mine[mine["agent"] == MEAN]
             color = styles[method][0]
             fig.add_scatter(
-                x=100 * single["mean"], y=[place] * len(single), mode="markers", showlegend=False, text=single["agent"],
+                x=100 * single["mean"], y=[place - 0.25] * len(single), mode="markers", showlegend=False, text=single["agent"],
                 hovertemplate="%{text} %{x:.1f}", name=method,
                 marker={"color": color, "size": 7, "symbol": "circle-open", "opacity": 0.9}, **axes,
             )  # fmt: skip
@@ -243,11 +249,11 @@ def forest(differences: pd.DataFrame, *, title: str, margin: float = 0.0) -> Fig
         if margin:
             low = {"x0": -100 * margin, "x1": 100 * margin, "y0": -0.5, "y1": len(methods) - 0.5}
             fig.add_shape(
-                type="rect", **low, xref=f"x{i}", yref=f"y{i}", line={"width": 0}, layer="below",
+                type="rect", **low, xref=x_axis, yref=y_axis, line={"width": 0}, layer="below",
                 fillcolor="rgba(128,128,128,0.25)",
             )  # fmt: skip
         fig.add_shape(
-            type="line", x0=0, x1=0, y0=-0.5, y1=len(methods) - 0.5, xref=f"x{i}", yref=f"y{i}",
+            type="line", x0=0, x1=0, y0=-0.5, y1=len(methods) - 0.5, xref=x_axis, yref=y_axis,
             line={"color": GREY, "dash": "dot", "width": 1},
         )  # fmt: skip
     return fig.update_layout(margin={"l": 170})
@@ -361,7 +367,7 @@ def _draw(fig: go.Figure, width: float, dpi: int) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    height = width * 0.48 * (fig.layout.height or HEIGHT) / HEIGHT
+    height = 8.0 * 0.48 * (fig.layout.height or HEIGHT) / HEIGHT if fig.layout.meta else width * 0.48
     canvas = Canvas(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(canvas)
     meta = fig.layout.meta or {"panels": [""], "columns": 1}
@@ -378,9 +384,17 @@ def _draw(fig: go.Figure, width: float, dpi: int) -> bytes:
     for ax in axes[len(meta["panels"]) :]:
         ax.set_visible(False)
     _title_and_legend(canvas, axes, _literal(fig.layout.title.text))
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format="png", transparent=True, metadata={"Software": None})
-    return buffer.getvalue()
+    return _small_png(canvas)
+
+
+def _small_png(canvas) -> bytes:
+    """256 colours are enough for lines on nothing, and make a third of the size: pages hold many figures."""
+    from PIL import Image
+
+    drawn, small = io.BytesIO(), io.BytesIO()
+    canvas.savefig(drawn, format="png", transparent=True)
+    Image.open(drawn).quantize(256, method=Image.Quantize.FASTOCTREE).save(small, format="PNG", optimize=True)
+    return small.getvalue()
 
 
 def _panel_of(axis: str | None) -> int:
@@ -432,8 +446,8 @@ def _draw_scatter(ax, trace) -> None:
     elif trace.mode == "markers":
         color, hollow = trace.marker.color, str(trace.marker.symbol).endswith("open")
         ax.scatter(
-            trace.x, trace.y, s=10, alpha=trace.marker.opacity, facecolors="none" if hollow else color,
-            edgecolors=color if hollow else "none", linewidths=0.7,
+            trace.x, trace.y, s=0.4 * (trace.marker.size or 5) ** 2, alpha=trace.marker.opacity,
+            facecolors="none" if hollow else color, edgecolors=color if hollow else "none", linewidths=0.7,
             label=None if trace.showlegend is False else _literal(trace.name),
         )  # fmt: skip
         if trace.error_x.array is not None:
@@ -442,7 +456,8 @@ def _draw_scatter(ax, trace) -> None:
     else:
         style = {"color": trace.line.color, "linestyle": DASHES[trace.line.dash or "solid"], "linewidth": 1.6}
         label = None if trace.showlegend is False else _literal(trace.name)
-        ax.plot(trace.x, trace.y, marker="o", markersize=3.5, label=label, **style)
+        marker = "o" if "markers" in trace.mode else None
+        ax.plot(trace.x, trace.y, marker=marker, markersize=3.5, label=label, **style)
 
 
 def _literal(text: str) -> str:
