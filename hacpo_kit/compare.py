@@ -225,7 +225,9 @@ def final_table(frame: pd.DataFrame, metric: str = "avg@1") -> pd.DataFrame:
     for name in known or [metric]:
         rows, said = scores(frame, name)
         notes += [n for n in said if n not in notes]
-        before = rows[rows["step"] == 0].assign(method=BEFORE)
+        # all methods of a seed start from the same agents, so a seed counts once
+        before = rows[rows["step"] == 0].groupby(["agents", "agent", "seed"])["value"].mean().reset_index()
+        before = before.assign(method=BEFORE, run=before["seed"].map("seed {}".format))
         parts.append(pd.concat([_at(rows, "end", 1), before]).assign(set=name.removeprefix(f"{metric}/")))
     rows = pd.concat(parts)
     sets = list(dict.fromkeys(rows["set"]))
@@ -379,7 +381,7 @@ def paired_differences(
 
 def _paired(values: pd.DataFrame, against: str) -> pd.DataFrame:
     """Differences to one method over common seeds, for one set of agents; a method without a common seed has NaN."""
-    wide = values.pivot_table(index=["method", "agent"], columns="seed", values="value", observed=True)
+    wide = values.set_index(["method", "agent", "seed"])["value"].unstack("seed")
     out = []
     for (method, agent), row in wide.iterrows():
         if method == against:

@@ -224,7 +224,7 @@ def write_html(notebook: Path, html: Path, code: bool = True) -> None:
     from nbconvert import HTMLExporter
 
     exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="")
-    exporter.exclude_input = exporter.exclude_output_prompt = not code
+    exporter.exclude_input = exporter.exclude_input_prompt = exporter.exclude_output_prompt = not code
     body, _ = exporter.from_filename(str(notebook))
     temporary = html.with_name(f".{html.name}.tmp")
     temporary.write_text(body, encoding="utf-8")
