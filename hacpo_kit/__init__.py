@@ -5,29 +5,36 @@
 
 from importlib import import_module
 
-from hacpo_kit.advantages import Capability, advantage
-from hacpo_kit.agents import Agent, load_agent, load_agents
-from hacpo_kit.config import Config
-from hacpo_kit.evaluation import evaluate
-from hacpo_kit.problems import Problem, load_problems
-from hacpo_kit.records import Pool
-from hacpo_kit.rewards import boxed_math, reward
-from hacpo_kit.rollouts import rollout
-from hacpo_kit.saving import State, restore, save
-from hacpo_kit.sweeps import read_runs
-from hacpo_kit.training import resume, step, train
-from hacpo_kit.updates import update
-
 __version__ = "0.1.0"
-__all__ = [
-    "Agent", "Capability", "Config", "Pool", "Problem", "State", "advantage", "boxed_math", "compare", "evaluate", "experiments",
-    "load_agent", "load_agents", "load_problems", "plots", "read_runs", "restore", "resume", "reward", "rollout", "save",
-    "step", "train", "update",
-]  # fmt: skip
+
+# A name is imported when it is first used: torch takes seconds, and not every process needs it.
+_HOME = {
+    "advantages": "Capability advantage",
+    "agents": "Agent load_agent load_agents",
+    "config": "Config",
+    "evaluation": "evaluate",
+    "problems": "Problem load_problems",
+    "records": "Pool",
+    "rewards": "boxed_math reward",
+    "rollouts": "rollout",
+    "saving": "State restore save",
+    "sweeps": "read_runs sweep",
+    "training": "resume step train",
+    "updates": "update",
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
+_MODULES = ("compare", "experiments", "plots")
+__all__ = sorted([*_MODULE_OF, *_MODULES])
 
 
 def __getattr__(name: str):
-    # plotly and papermill load when they are first used
-    if name in ("compare", "plots", "experiments"):
+    if name in _MODULES:
         return import_module(f"hacpo_kit.{name}")
-    raise AttributeError(f"module 'hacpo_kit' has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'hacpo_kit' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"hacpo_kit.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

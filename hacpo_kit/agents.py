@@ -371,7 +371,7 @@ def load_agent(
         if is_local:
             raise
         raise OSError(
-            f"cannot load {source!r}: it is no built-in agent or set ({', '.join(_built_in_names())}), no local folder, and the "
+            f"cannot load {source!r}: it is no built-in agent or set ({', '.join(built_in_names())}), no local folder, and the "
             f"model hub gave: {error}"
         ) from error
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
@@ -409,7 +409,8 @@ def quiet():
             logging.enable_progress_bar()
 
 
-def _built_in_names() -> list[str]:
+def built_in_names() -> list[str]:
+    """The built-in agents, then the built-in sets."""
     names = sorted(p.parent.name for p in (data_folder() / "agents").glob("*/config.json"))
     return [*names, *built_in_sets()] if names else []
 
@@ -428,7 +429,7 @@ def _locate(source: str | Path) -> tuple[str, bool]:
         if not (path / "config.json").exists():
             raise FileNotFoundError(f"{path} holds no model: config.json is missing")
         return str(path), True
-    if source in _built_in_names():
+    if source in built_in_names():
         raise ValueError(f"{source!r} is a set of agents: use load_agents({source!r})")
     if isinstance(source, Path) or str(source).startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {source}")

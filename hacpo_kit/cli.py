@@ -12,15 +12,24 @@ import click
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Train several language models on each other's verified answers."""
-    # a kernel started from here has nobody who watches a bar
-    os.environ.setdefault("HACPO_KIT_PROGRESS", "lines")
+    if context.invoked_subcommand != "sweep":  # which has a bar of its own
+        # a kernel started from here has nobody who watches a bar
+        os.environ.setdefault("HACPO_KIT_PROGRESS", "lines")
 
 
 @main.command()
 @click.argument("notebook", default="06_experiment")
-@click.option("-p", "parameters", nargs=2, multiple=True, metavar="NAME VALUE", help="Set a parameter of the notebook.")
+@click.option(
+    "-p",
+    "parameters",
+    nargs=2,
+    multiple=True,
+    metavar="NAME VALUE",
+    help="Set a parameter of the notebook, or any setting of Config.",
+)
 @click.option("--name", default=None, help="Name of the run; default: notebook and parameters.")
 @click.option("--out", default="reports/runs", show_default=True, help="Folder for notebook, HTML and run folder.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -39,7 +48,7 @@ def run(notebook: str, parameters: tuple[tuple[str, str], ...], name: str | None
         if "experiment" in source.stem:
             defaults = experiments.notebook_parameters(source)
             checked = experiments.check_parameters({**defaults, **values})
-            values = {k: getattr(checked, k) for k in values}
+            values = {k: checked.parameters.get(k, checked.settings) for k in values}
         told = "-".join([source.stem, *(f"{k}={v}" for k, v in values.items() if k != "out")])
         told = re.sub(r"[^\w.=+-]+", "+", told)  # it becomes a file name
         name = name or (told if len(told) <= 100 else f"{told[:90]}-{hashlib.sha256(told.encode()).hexdigest()[:8]}")
@@ -97,6 +106,47 @@ def report(folder: str, parameters: tuple[tuple[str, str], ...], out: str | None
     click.echo(
         "".join(f"note      {note}\n" for note in notes) + f"report    {html}\nnotebook  {executed}\ntable     {table}"
     )
+
+
+@main.command()
+@click.argument("grid", type=click.Path(dir_okay=False))
+@click.option("--out", default=None, help="Folder for all runs; default: reports/runs/ and the grid's name.")
+@click.option("--jobs", default=1, show_default=True, help="How many runs at a time.")
+@click.option("--retries", default=2, show_default=True, help="New tries of a run whose kernel could not start.")
+@click.option("--threads", type=int, default=None, help="Threads of each run; default: OMP_NUM_THREADS, else 1.")
+@click.option(
+    "--keep-checkpoints", type=click.Choice(["last", "none"]), default="last", show_default=True,
+    help="Of finished runs; without one a run cannot be made longer.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Check everything, list the runs, start nothing.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def sweep(grid: str, out: str | None, dry_run: bool, quiet: bool, **options) -> None:
+    """Run every combination in the YAML file GRID, each as `hacpo-kit run` does.
+
+    The same command goes on: finished runs are skipped, others continue where they stand. Ctrl-C ends the runs after
+    their step. Exit status 1 if a run failed.
+    """
+    from hacpo_kit import grids, sweeps
+
+    with _readable_errors():
+        plan = grids.read_grid(grid)
+        folder = Path(out) if out else sweeps.default_folder(plan)
+        if dry_run:
+            states = sweeps.standing(plan, folder)
+            for name, state in states.items():
+                click.echo(f"{name}: {state}")
+            done = list(states.values()).count("finished")
+            click.echo(f"{len(states)} runs, {done} finished, in {folder}; nothing was started")
+            return
+        table = sweeps.sweep(grid, folder, progress="off" if quiet else "auto", **options)
+    for name, run in table[table["status"] == "failed"].iterrows():
+        click.echo(f"failed  {name}: {run['error']} ({folder / name}.error.txt)", err=True)
+    counts = ", ".join(f"{count} {status}" for status, count in table["status"].value_counts().items())
+    click.echo(f"{plan.name}: {counts}; hk.read_runs({str(folder)!r}) reads them")
+    if open_ := table["status"].isin(["stopped", "waiting"]).sum():
+        click.echo(f"hacpo-kit: stopped with {open_} runs to do; the same command goes on", err=True)
+        sys.exit(130)
+    sys.exit(int((table["status"] == "failed").any()))
 
 
 class _readable_errors:

@@ -218,6 +218,11 @@ def _from_text(name: str, text: str, kind: type) -> Any:
         if word in ("true", "yes", "1", "false", "no", "0"):
             return word in ("true", "yes", "1")
         raise ValueError(f"{name}: {text!r} is neither true nor false")
+    if kind is dict:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f'{name}: {text!r} is no JSON like {{"beta": 0.001}}: {error}') from None
     try:
         return kind(word)
     except ValueError:
@@ -243,7 +248,7 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "names with values"}
 
 
 def _require(condition: bool, name: str, value: Any, what: str) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hacpo_kit.agents import built_in_sets, load_agents
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
-from hacpo_kit.problems import load_problems
-from hacpo_kit.saving import locked
-from hacpo_kit.training import Run, train
+from hacpo_kit.files import locked
+
+if TYPE_CHECKING:
+    from hacpo_kit.training import Run
 
 PROJECT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = PROJECT / "notebooks"
@@ -45,12 +46,13 @@ class Experiment:
     eval_every: int = 4
     eval_k: int = 1
     save_every: int = 5
+    settings: dict = field(default_factory=dict, hash=False)  # every other setting of Config: {"beta": 0.001}
     out: str = ""  # the run folder; empty: reports/runs/ and a name made of the parameters
 
     def config(self) -> Config:
         """The training settings of this experiment."""
         given = {f.name for f in fields(self)} & set(Config.__dataclass_fields__) - {"method"}
-        settings = {name: getattr(self, name) for name in given if getattr(self, name) is not None}
+        settings = {name: getattr(self, name) for name in given if getattr(self, name) is not None} | self.settings
         for name, fixed in METHODS.get(self.method, {}).items():
             if settings.get(name, fixed) != fixed:
                 raise ValueError(
@@ -63,7 +65,7 @@ class Experiment:
         """The run folder; equal parameters have the same one, so that running again goes on, and others never collide."""
         if self.out:
             return Path(self.out)
-        settings = {k: v for k, v in asdict(self).items() if k not in ("out", "steps")}
+        settings = {k: v for k, v in asdict(self).items() if k not in ("out", "steps") and v != {}}
         mark = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:6]
         agents = re.sub(r"[^\w.+-]+", "+", self.agents)[-40:]
         # a notebook's working folder is notebooks/; runs of a clone lie in the clone's reports/
@@ -74,8 +76,17 @@ class Experiment:
             / f"{self.method}-{agents}-{self.seed}-{mark}"
         )
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All parameters, the other settings of Config among them by their own names."""
+        return {**{f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}, **self.settings}
+
     def run(self, **options: Any) -> Run:
         """Trains, or goes on where the run folder stands; `options` as in `train`."""
+        from hacpo_kit.agents import built_in_sets, load_agents
+        from hacpo_kit.problems import load_problems
+        from hacpo_kit.training import train
+
         config = self.config()  # bad settings are refused before anything is loaded
         names = [name for a in self.agents.split(",") if (name := a.strip())]
         agents = load_agents(names[0] if len(names) == 1 and names[0] in built_in_sets() else names)
@@ -95,18 +106,23 @@ class Experiment:
 def check_parameters(values: Mapping[str, Any]) -> Experiment:
     """The experiment that a notebook's variables describe, after papermill has put its own among them.
 
-    Text such as "true" or "1e-6" becomes what the parameter takes. Raises ValueError for a wrong type and for a
-    variable that is no parameter: papermill itself lets a misspelt one pass.
+    Text such as "true" or "1e-6" becomes what the parameter takes; any setting of `Config` may be given by its name or in
+    `settings`. Raises ValueError for a wrong type and for a variable that is no parameter: papermill itself lets a
+    misspelt one pass.
     """
-    kinds = typing.get_type_hints(Experiment)
-    given = {k: v for k, v in values.items() if not k.startswith("_") and _is_plain(v)}
+    kinds, others = typing.get_type_hints(Experiment), other_settings()
+    given = {k: v for k, v in values.items() if not k.startswith("_") and (_is_plain(v) or k == "settings")}
     # run again in a notebook, the reader's own variables stand beside the parameters: they passed the first time
     if any(isinstance(v, Experiment) for v in values.values()):
-        given = {k: v for k, v in given.items() if k in kinds}
+        given = {k: v for k, v in given.items() if k in kinds or k in others}
     for name in given:
-        if name not in kinds:
-            raise ValueError(f"unknown parameter {name!r}{did_you_mean(name, kinds)}; there are {', '.join(kinds)}")
-    checked = {name: _coerce_optional(name, value, kinds[name]) for name, value in given.items()}
+        if name not in kinds and name not in others:
+            near = did_you_mean(name, [*kinds, *others])
+            known = f"{', '.join(kinds)}, and the other settings of Config: {', '.join(others)}"
+            raise ValueError(f"unknown parameter {name!r}{near}; there are {known}")
+    checked = {name: _coerce_optional(name, value, kinds[name]) for name, value in given.items() if name in kinds}
+    by_name = {name: value for name, value in given.items() if name in others}
+    checked["settings"] = _check_settings(checked.get("settings", {}), by_name)
     experiment = Experiment(**checked)
     if experiment.method not in METHODS:
         raise ValueError(
@@ -119,13 +135,31 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
+def other_settings() -> dict[str, Any]:
+    """The settings of Config that are no parameters of an experiment by themselves: name → type."""
+    own = Experiment.__dataclass_fields__
+    return {name: kind for name, kind in typing.get_type_hints(Config).items() if name not in own}
+
+
+def _check_settings(settings: Mapping[str, Any], by_name: Mapping[str, Any]) -> dict[str, Any]:
+    others = other_settings()
+    for name in settings:
+        if name in Experiment.__dataclass_fields__:
+            raise ValueError(f"settings: {name} is a parameter of its own; set {name} itself")
+        if name not in others:
+            raise ValueError(f"settings: unknown setting {name!r}{did_you_mean(name, others)}")
+        if name in by_name:
+            raise ValueError(f"{name} is given twice, by its name and in settings")
+    return {name: coerce(name, value, others[name]) for name, value in {**settings, **by_name}.items()}
+
+
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def _coerce_optional(name: str, value: Any, kind: Any) -> Any:
     if isinstance(kind, types.UnionType):
-        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "")):
+        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "~", "")):
             return None
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     return coerce(name, value, kind)
@@ -138,18 +172,26 @@ def run_notebook(
     name: str,
     out: str | Path = "reports/runs",
     progress: bool = True,
+    tries: int = 3,
     code: bool = True,
 ) -> tuple[Path, Path]:
     """Runs a notebook with papermill and leaves `out/name.ipynb`, `out/name.html` and, if it trains, the folder `out/name`.
 
-    `code=False` leaves the code out of the HTML. Names and types are checked first. Raises FileNotFoundError, ValueError
-    (no `parameters` cell, bad name or type) or papermill's error; the executed notebook then shows where.
+    `code=False` leaves the code out of the HTML. Names and types are checked first; a kernel that cannot start is tried
+    `tries` times. Raises FileNotFoundError, ValueError (no `parameters` cell, bad name or type) or papermill's error; the
+    executed notebook then shows where.
     """
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
     source = find_notebook(notebook)
     known = notebook_parameters(source)
+    if "settings" in known:  # any setting of Config may be given by its name
+        by_name = {k: v for k, v in parameters.items() if k not in known and k in other_settings()}
+        settings = {**coerce("settings", parameters.get("settings", {}), dict), **by_name}
+        parameters = {k: v for k, v in parameters.items() if k not in by_name} | (
+            {"settings": settings} if settings else {}
+        )
     for key in parameters:
         if key not in known:
             raise ValueError(
@@ -166,7 +208,7 @@ def run_notebook(
     executed, html = out / f"{name}.ipynb", out / f"{name}.html"
     with locked(out / f".{name}.lock", what=f"notebook {executed}"):
         try:
-            _execute(papermill, source, executed, parameters, progress)
+            _execute(papermill, source, executed, parameters, progress, tries)
         except PapermillExecutionError:
             write_html(executed, html)  # with the code: the page is to show where it failed
             raise
@@ -174,8 +216,7 @@ def run_notebook(
     return executed, html
 
 
-def _execute(papermill, source: Path, executed: Path, parameters: dict, progress: bool, tries: int = 3) -> None:
-    """Kernels choose their ports before they bind them; when two runs choose the same one, the second tries again."""
+def _execute(papermill, source: Path, executed: Path, parameters: dict, progress: bool, tries: int) -> None:
     for attempt in range(tries):
         try:
             papermill.execute_notebook(
@@ -184,24 +225,30 @@ def _execute(papermill, source: Path, executed: Path, parameters: dict, progress
             )  # fmt: skip
             return
         except Exception as error:
-            clash = "already in use" in str(error) or "Kernel died before replying" in str(error)
-            if not clash or attempt == tries - 1:
+            if not never_started(error) or attempt == tries - 1:
                 raise
             time.sleep(1 + attempt)
+
+
+def never_started(error: BaseException) -> bool:
+    """True if a kernel could not start, which says nothing about the notebook and may go well the next time.
+
+    Kernels choose their ports before they bind them: when two runs choose the same one, the second fails.
+    """
+    told = ("already in use", "Kernel died before replying", "Kernel didn't respond in")
+    return type(error).__name__ != "PapermillExecutionError" and any(text in str(error) for text in told)
 
 
 def notebook_parameters(notebook: Path) -> dict[str, Any]:
     """Names and default values of a notebook's parameters; raises ValueError without a cell tagged `parameters`."""
     import ast
 
-    import nbformat
-
-    cells = nbformat.read(notebook, as_version=4).cells
-    tagged = [c for c in cells if "parameters" in c.metadata.get("tags", [])]
+    cells = json.loads(Path(notebook).read_text(encoding="utf-8")).get("cells", [])
+    tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
     if not tagged:
         raise ValueError(f"{notebook} has no cell tagged 'parameters', so nothing can be set")
     out = {}
-    for node in ast.parse(tagged[0].source).body:
+    for node in ast.parse("".join(tagged[0]["source"])).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             out[node.targets[0].id] = ast.literal_eval(node.value)
     return out

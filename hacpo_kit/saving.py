@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import os
 import platform
 import random
 import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
 from hacpo_kit.agents import Agent, quiet
+from hacpo_kit.files import append_lines, locked, read_lines, truncate_lines, write_json
 from hacpo_kit.records import Pool
 
 KEEP = 2  # checkpoints kept: the last, and the one before it should the last be damaged
@@ -55,66 +55,6 @@ class State:
             tokens=self.tokens + pool.tokens,
             seconds=seconds,
         )
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes JSON so that a reader finds the old file or the new one, never half of one."""
-    _write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Appends JSON lines; a line cut by a stop is dropped again by `truncate_lines`."""
-    with path.open("a", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete JSON lines of a file; a last line without a line end was cut by a stop and does not count."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_bytes().decode("utf-8", "replace").split("\n")[:-1] if line]
-
-
-def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drops what a stopped run wrote after its last checkpoint; those steps are made again."""
-    rows = [row for row in read_lines(path) if row["step"] <= step]
-    if path.exists():
-        _write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return rows
-
-
-@contextlib.contextmanager
-def locked(file: Path | None, what: str):
-    """Holds a lock file while the block runs, so that no other process does the same; None locks nothing.
-
-    Raises ValueError if somebody else holds it; the lock of a killed process is free.
-    """
-    if file is None:
-        yield
-        return
-    import fcntl
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = file.open("a")
-    except OSError as error:
-        raise OSError(f"{file.parent} cannot be written: {error}") from error
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is at work on {what}; wait for it, or choose another name") from None
-        yield
 
 
 def versions() -> dict[str, str]:
@@ -284,3 +224,9 @@ def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
     for left in (Path(run) / "checkpoints").glob(".step-*.tmp"):
         shutil.rmtree(left)  # half a checkpoint of a killed run
     return folder
+
+
+__all__ = [
+    "KEEP", "State", "append_lines", "checkpoints", "locked", "read_lines", "restore", "restore_newest", "save",
+    "save_checkpoint", "truncate_lines", "versions", "write_json",
+]  # fmt: skip

@@ -194,7 +194,7 @@ def train(
         if folder is not None:
             append_lines(folder / "metrics.jsonl", [line])
 
-    with locked(folder and folder / ".lock", what=f"run {folder}"), _Interrupt() as watch:
+    with locked(folder and folder / ".lock", what=f"run {folder}"), Interrupt() as watch:
         if folder is not None:
             about = (agents, problems, test, config, steps, eval_every, eval_k, save_every, samples, reward_function)
             state, history = _open_run(folder, _record(*about), config, agents, state)
@@ -395,12 +395,15 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
 # ── progress and stops ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Interrupt:
+class Interrupt:
     """Ctrl-C asks for an end after the current step; pressed twice, it interrupts at once. Only the main thread gets signals."""
 
     pressed = False
 
-    def __enter__(self) -> _Interrupt:
+    def __init__(self, told: str = "stopping after this step"):
+        self.told = told
+
+    def __enter__(self) -> Interrupt:
         self.previous = None
         if threading.current_thread() is threading.main_thread():
             self.previous = signal.signal(signal.SIGINT, self._handle)
@@ -410,7 +413,7 @@ class _Interrupt:
         if self.pressed:
             raise KeyboardInterrupt
         self.pressed = True
-        print("\nstopping after this step (again: at once)", file=sys.stderr, flush=True)
+        print(f"\n{self.told} (again: at once)", file=sys.stderr, flush=True)
 
     def __exit__(self, *_) -> None:
         if self.previous is not None:
