@@ -23,7 +23,7 @@ _HOME = {
     "updates": "update",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
-_MODULES = ("experiments", "plots")
+_MODULES = ("compare", "experiments", "plots")
 __all__ = sorted([*_MODULE_OF, *_MODULES])
 
 

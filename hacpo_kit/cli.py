@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import sys
+from pathlib import Path
 
 import click
 
@@ -72,6 +73,42 @@ def resume(folder: str, steps: int | None) -> None:
 
 
 @main.command()
+@click.argument("folder", type=click.Path(exists=True))
+@click.option("-p", "parameters", nargs=2, multiple=True, metavar="NAME VALUE", help="Set a parameter of 07_compare.")
+@click.option("--out", default=None, metavar="FILE", help="The HTML page; default: report.html in FOLDER.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def report(folder: str, parameters: tuple[tuple[str, str], ...], out: str | None, quiet: bool) -> None:
+    """Compare the methods in FOLDER, which holds runs (or is a Parquet table of them).
+
+    Leaves an HTML page without code, the executed notebook, and the table that both were made of, side by side.
+
+    Example: hacpo-kit report reports/runs --out reports/mine.html
+    """
+    from hacpo_kit import compare, experiments
+
+    source = Path(folder)
+    page = Path(out) if out else source / "report.html" if source.is_dir() else source.with_suffix(".html")
+    with _readable_errors():
+        if page.suffix != ".html":
+            raise ValueError(f"--out {out}: give the name of an HTML page, like report.html")
+        frame = compare.load(source)
+        _, notes = compare.usable(frame)  # what cannot be compared is refused before anything starts
+        page.parent.mkdir(parents=True, exist_ok=True)
+        table = page.with_suffix(".parquet")
+        if table.resolve() != source.resolve():
+            temporary = table.with_name(f".{table.name}.tmp")
+            frame.to_parquet(temporary, index=False)
+            temporary.replace(table)
+        values = {**dict(parameters), "runs": str(table.resolve())}
+        executed, html = experiments.run_notebook(
+            "07_compare", values, name=page.stem, out=page.parent, progress=not quiet, code=False
+        )
+    click.echo(
+        "".join(f"note      {note}\n" for note in notes) + f"report    {html}\nnotebook  {executed}\ntable     {table}"
+    )
+
+
+@main.command()
 @click.argument("grid", type=click.Path(dir_okay=False))
 @click.option("--out", default=None, help="Folder for all runs; default: reports/runs/ and the grid's name.")
 @click.option("--jobs", default=1, show_default=True, help="How many runs at a time.")
@@ -89,8 +126,6 @@ def sweep(grid: str, out: str | None, dry_run: bool, quiet: bool, **options) -> 
     The same command goes on: finished runs are skipped, others continue where they stand. Ctrl-C ends the runs after
     their step. Exit status 1 if a run failed.
     """
-    from pathlib import Path
-
     from hacpo_kit import grids, sweeps
 
     with _readable_errors():

@@ -182,11 +182,13 @@ def run_notebook(
     out: str | Path = "reports/runs",
     progress: bool = True,
     tries: int = 3,
+    code: bool = True,
 ) -> tuple[Path, Path]:
     """Runs a notebook with papermill and leaves `out/name.ipynb`, `out/name.html` and, if it trains, the folder `out/name`.
 
-    Names and types are checked first; a kernel that cannot start is tried `tries` times. Raises FileNotFoundError,
-    ValueError (no `parameters` cell, bad name or type) or papermill's error; the executed notebook then shows where.
+    `code=False` leaves the code out of the HTML. Names and types are checked first; a kernel that cannot start is tried
+    `tries` times. Raises FileNotFoundError, ValueError (no `parameters` cell, bad name or type) or papermill's error; the
+    executed notebook then shows where.
     """
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -217,9 +219,9 @@ def run_notebook(
         try:
             _execute(papermill, source, executed, parameters, progress, tries)
         except PapermillExecutionError:
-            write_html(executed, html)
+            write_html(executed, html)  # with the code: the page is to show where it failed
             raise
-        write_html(executed, html)
+        write_html(executed, html, code=code)
     return executed, html
 
 
@@ -273,11 +275,12 @@ def find_notebook(notebook: str | Path) -> Path:
     return found[0]
 
 
-def write_html(notebook: Path, html: Path) -> None:
-    """An HTML copy that stands alone: pictures inside, nothing loaded from elsewhere."""
+def write_html(notebook: Path, html: Path, code: bool = True) -> None:
+    """An HTML copy that stands alone: pictures inside, nothing loaded from elsewhere; with or without the code."""
     from nbconvert import HTMLExporter
 
     exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="")
+    exporter.exclude_input = exporter.exclude_input_prompt = exporter.exclude_output_prompt = not code
     body, _ = exporter.from_filename(str(notebook))
     temporary = html.with_name(f".{html.name}.tmp")
     temporary.write_text(body, encoding="utf-8")
