@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     files = {name: args.folder / f"{name}{kind}" for name in BENCHMARKS for kind in FILE_TYPES}
-    found = {name: file for name in BENCHMARKS for kind in FILE_TYPES if (file := args.folder / f"{name}{kind}").is_file()}
+    found = {
+        name: file for name in BENCHMARKS for kind in FILE_TYPES if (file := args.folder / f"{name}{kind}").is_file()
+    }
     if not found:
         sys.exit(f"{args.folder} holds none of {', '.join(path.name for path in files.values())}")
     print(f"| {'set':13} | rows | no gold | own gold pays | other golds pay | seconds |\n|---|---|---|---|---|---|")

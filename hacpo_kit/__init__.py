@@ -14,14 +14,15 @@ from hacpo_kit.records import Pool
 from hacpo_kit.rewards import boxed_math, reward
 from hacpo_kit.rollouts import rollout
 from hacpo_kit.saving import State, restore, save
+from hacpo_kit.scoreboard import evaluate_sets
 from hacpo_kit.training import resume, step, train
 from hacpo_kit.updates import update
 
 __version__ = "0.1.0"
 __all__ = [
-    "Agent", "Capability", "Config", "Pool", "Problem", "State", "advantage", "boxed_math", "evaluate", "experiments",
-    "load_agent", "load_agents", "load_problems", "plots", "restore", "resume", "reward", "rollout", "save", "step",
-    "train", "update",
+    "Agent", "Capability", "Config", "Pool", "Problem", "State", "advantage", "boxed_math", "evaluate", "evaluate_sets",
+    "experiments", "load_agent", "load_agents", "load_problems", "plots", "restore", "resume", "reward", "rollout", "save",
+    "step", "train", "update",
 ]  # fmt: skip
 
 
