@@ -18,6 +18,7 @@ _HOME = {
     "rewards": "boxed_math reward",
     "rollouts": "rollout",
     "saving": "State restore save",
+    "scoreboard": "evaluate_sets",
     "sweeps": "read_runs sweep",
     "training": "resume step train",
     "updates": "update",

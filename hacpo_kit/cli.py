@@ -1,4 +1,4 @@
-"""The command `hacpo-kit`: run a notebook with parameters, or go on with a run."""
+"""The command `hacpo-kit`: run a notebook with parameters, go on with a run, evaluate agents."""
 
 from __future__ import annotations
 
@@ -149,15 +149,53 @@ def sweep(grid: str, out: str | None, dry_run: bool, quiet: bool, **options) -> 
     sys.exit(int((table["status"] == "failed").any()))
 
 
+@main.command("eval")
+@click.argument("agents", nargs=-1, required=True, metavar="AGENT…")
+@click.option("--on", "sets", multiple=True, required=True, metavar="SET,…", help="Test sets, separated by commas.")
+@click.option("--k", type=int, default=None, help="best@k; default: as each set has it (1; AIME 2025: 30).")
+@click.option("--samples", type=int, default=None, help="Answers to each problem; default: k.")
+@click.option("--temperature", type=float, default=None, help="Default: 0 (greedy) for one answer, 1 for more.")
+@click.option("--max-new-tokens", type=int, default=None, help="Default: 32 for arithmetic sets, 4096 for others.")
+@click.option("--batch", default=128, show_default=True, help="Answers sampled at once.")
+@click.option("--limit", type=int, default=None, help="Only the first problems of each set.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", default=None, help="Folder; default: in reports/runs/, named after the settings.")
+@click.option("--dtype", default="float32", show_default=True, help="Of the weights: float32, bfloat16, float16.")
+@click.option("--device", default=None, help="Default: a GPU if there is one.")
+def evaluate(agents, sets, k, samples, temperature, max_new_tokens, batch, limit, seed, out, dtype, device) -> None:
+    """Evaluate agents on test sets and print a table.
+
+    AGENT: a built-in agent or set, a folder, a hub id; NAME=AGENT renames it. SET: arithmetic, sums, differences, larger,
+    mixed, math500, math, gsm8k, aime25, amc23, minerva_math, olympiadbench, a file with columns prompt and gold, or
+    gsm8k=FILE for a file in that benchmark's form. Stopped, the same command goes on.
+
+    Example: hacpo-kit eval tiny-model-pair after=path/to/agents/qwen3-sums --on sums,differences,larger
+    """
+    with _readable_errors("where it stopped"):
+        from hacpo_kit.scoreboard import evaluate_sets
+
+        names = [name for given in sets for part in given.split(",") if (name := part.strip())]
+        how = {"k": k, "samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens, "limit": limit}
+        if out is None:
+            mark = hashlib.sha256(repr((agents, names, how, batch, seed, dtype, device)).encode()).hexdigest()[:6]
+            told = re.sub(r"[^\w.=+-]+", "+", f"eval-{'+'.join(names)}")[:80]
+            out = f"reports/runs/{told}-{mark}"
+        board = evaluate_sets(agents, names, out, **how, batch_size=batch, seed=seed, dtype=dtype, device=device)
+    click.echo(f"\n{board.to_markdown()}\n{out}: eval.json, eval.md, eval.csv, answers/")
+
+
 class _readable_errors:
     """What the user can mend is one line on stderr and exit status 2; faults of the program keep their traceback."""
+
+    def __init__(self, where: str = "from the last checkpoint"):
+        self.where = where
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, _):
         if isinstance(error, KeyboardInterrupt):
-            click.echo("hacpo-kit: stopped; the same command goes on from the last checkpoint", err=True)
+            click.echo(f"hacpo-kit: stopped; the same command goes on {self.where}", err=True)
             sys.exit(130)
         if isinstance(error, ValueError | OSError):
             click.echo(f"hacpo-kit: {error}", err=True)

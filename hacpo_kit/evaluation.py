@@ -77,15 +77,8 @@ def evaluate(
     """
     agents = as_list(agents)
     problems = list(problems)
-    samples = k if samples is None else samples
-    temperature = (0.0 if samples == 1 else 1.0) if temperature is None else temperature
-    if not 1 <= k <= samples:
-        raise ValueError(f"k={k}, samples={samples}: need 1 ≤ k ≤ samples")
+    samples, temperature = how_often(k, samples, temperature)
     check_request(agents, problems, samples, max_new_tokens, batch_size)
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature={temperature}: it must be 0 (greedy) or above")
-    if temperature == 0 and samples > 1:
-        raise ValueError(f"{samples} greedy answers to one problem are all the same; set temperature > 0 or samples=1")
     results, answers = {}, []
     gold = {p.id: p.gold for p in problems}
     total = len(agents) * len(problems) * samples
@@ -97,26 +90,41 @@ def evaluate(
             )
             mine = sample(agent, problems, samples, **settings, bar=bar)
             verdicts = score([(r.text, gold[r.problem]) for r in mine], fn=reward_function)
-            results[agent.name] = _summary(mine, verdicts, k, samples)
-            answers += [r.scored(v.reward, v.status) for r, v in zip(mine, verdicts, strict=True)]
+            scored = [r.scored(v.reward, v.status) for r, v in zip(mine, verdicts, strict=True)]
+            results[agent.name] = summary(scored, k, samples)
+            answers += scored
     return Evaluation(results, tuple(answers))
 
 
-def _summary(rollouts: list[Rollout], verdicts: list, k: int, samples: int) -> dict[str, float]:
+def how_often(k: int, samples: int | None, temperature: float | None) -> tuple[int, float]:
+    """Answers to each problem and temperature, filled in; raises ValueError for what makes no sense."""
+    samples = k if samples is None else samples
+    temperature = (0.0 if samples == 1 else 1.0) if temperature is None else temperature
+    if not 1 <= k <= samples:
+        raise ValueError(f"k={k}, samples={samples}: need 1 ≤ k ≤ samples")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature={temperature}: it must be 0 (greedy) or above")
+    if temperature == 0 and samples > 1:
+        raise ValueError(f"{samples} greedy answers to one problem are all the same; set temperature > 0 or samples=1")
+    return samples, temperature
+
+
+def summary(answers: Sequence[Rollout], k: int, samples: int) -> dict[str, float]:
+    """avg@samples, best@k and the counts behind them; of each answer only problem, reward, status and ended are read."""
     by_problem: dict[str, list[float]] = {}
-    for r, v in zip(rollouts, verdicts, strict=True):
-        if v.reward is not None:
-            by_problem.setdefault(r.problem, []).append(v.reward)
+    for r in answers:
+        if r.reward is not None:
+            by_problem.setdefault(r.problem, []).append(r.reward)
     rewards = [x for values in by_problem.values() for x in values]
     # a reward of its full value counts as right; graded rewards below 1 do not
     chances = [best_at(len(v), sum(x >= 1 for x in v), k) for v in by_problem.values() if len(v) >= k]
     return {
         f"avg@{samples}": float(np.mean(rewards)) if rewards else float("nan"),
         **({f"best@{k}": float(np.mean(chances)) if chances else float("nan")} if k > 1 else {}),
-        "problems": len({r.problem for r in rollouts}),
-        "answers": len(rollouts),
+        "problems": len({r.problem for r in answers}),
+        "answers": len(answers),
         "correct": sum(x >= 1 for x in rewards),
-        "unscorable": len(rollouts) - len(rewards),
-        "cut": sum(not r.ended for r in rollouts),
-        **{f"status_{s}": c for s, c in sorted(Counter(v.status for v in verdicts).items())},
+        "unscorable": len(answers) - len(rewards),
+        "cut": sum(not r.ended for r in answers),
+        **{f"status_{s}": c for s, c in sorted(Counter(r.status for r in answers).items())},
     }

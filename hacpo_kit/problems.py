@@ -241,8 +241,8 @@ def load_problems(
         again = {"source": source, **options, **own}
     else:
         _refuse("a source other than the arithmetic sets", size=size, kinds=kinds, seed=seed or None)
-        asked = source
-        if benchmark is None and isinstance(source, str) and source in BENCHMARKS:
+        by_name = benchmark is None and isinstance(source, str) and source in BENCHMARKS
+        if by_name:
             benchmark, named = source, BENCHMARKS[source]
             source, config, split = named.dataset, config or named.config, split or named.split
         name, rows, again = _open(source, split, config, revision)
@@ -253,8 +253,13 @@ def load_problems(
             _refuse("a benchmark, which has its own columns,", prompt=prompt, gold=gold, id=id)
             name, found = benchmark, _from_benchmark(benchmark, name, rows)
             template = TEMPLATE if template is None else template
-        own = {"config": config, "revision": revision, "benchmark": None if asked == benchmark else benchmark}
-        again = again and {**again, **options, **own, "source": asked if asked == benchmark else again["source"]}
+        own = {
+            "split": split,
+            "config": config,
+            "revision": revision,
+            "benchmark": None if by_name else benchmark,
+        }
+        again = again and {**again, **options, **own, "source": benchmark if by_name else again["source"]}
     if template is not None:
         found = [replace(p, prompt=_apply(template, p)) for p in found]
     again = again and {key: value for key, value in again.items() if value is not None}

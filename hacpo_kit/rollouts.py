@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,27 @@ def sample(
     bar: tqdm | None = None,
 ) -> list[Rollout]:
     """n unscored answers to each problem (their log-probs are NaN); temperature 0 is greedy."""
+    how = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
+    out: list[Rollout] = []
+    for batch in sample_batches(agent, problems, n, **how):
+        out += batch
+        if bar is not None:
+            bar.update(len(batch))
+    return out
+
+
+def sample_batches(
+    agent: Agent,
+    problems: Sequence[Problem],
+    n: int,
+    *,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int = 0,
+    batch_size: int = 256,
+    skip: int = 0,
+) -> Iterator[list[Rollout]]:
+    """The answers of `sample`, batch by batch and without the first `skip`; no batch depends on another."""
     prompts = [agent.encode_prompt(p.prompt) for p in problems]
     for problem, prompt in zip(problems, prompts, strict=True):
         if len(prompt) + max_new_tokens > agent.max_length:
@@ -81,8 +102,7 @@ def sample(
                 f"{agent.max_length} positions of agent {agent.name!r}; shorten one of them"
             )
     rows = [(i, k) for i in range(len(problems)) for k in range(n)]
-    out: list[Rollout] = []
-    for start in range(0, len(rows), batch_size):
+    for start in range(skip * batch_size, len(rows), batch_size):
         chunk = rows[start : start + batch_size]
         answers = transformers_engine.sample(
             agent,
@@ -91,11 +111,8 @@ def sample(
             max_new_tokens=max_new_tokens,
             seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
         )
-        for (i, k), (ids, ended) in zip(chunk, answers, strict=True):
-            out.append(_record(agent, problems[i].id, k, prompts[i], ids, ended))
-        if bar is not None:
-            bar.update(len(chunk))
-    return out
+        given = zip(chunk, answers, strict=True)
+        yield [_record(agent, problems[i].id, k, prompts[i], ids, ended) for (i, k), (ids, ended) in given]
 
 
 def _record(

@@ -322,7 +322,7 @@ _UNITS = (
     # \text{ cm}^2 after anything with a number or a command in it; not \mathrm{e}, \mathrm{i}
     re.compile(
         r"(?P<head>.*[\d\\].*?)\s*\\(?:text|textrm|mathrm|mbox)\s*\{"
-        r"\s*(?P<word>[A-Za-z]{2,}[A-Za-z ./^\d-]*|[b-df-hj-z])\}(?:\s*\^\s*\{?-?\d\}?)?"
+        r"\s*(?P<word>[A-Za-z]{2,}[A-Za-z ./^\d-]*|[b-df-hj-z](?:[ ./^-][A-Za-z ./^\d-]*)?)\}(?:\s*\^\s*\{?-?\d\}?)?"
     ),
     # bare words after a plain number only; one letter would be a variable
     re.compile(rf"(?P<head>-?[\d.,/]+) (?P<word>[A-Za-z]{{3,}}(?: [A-Za-z]+)*|{_SHORT_UNITS})(?:\s*\^\s*\{{?\d\}}?)?"),
