@@ -65,11 +65,6 @@ class Config:
     delta_step: float = _setting(0.025, "by how much the band narrows with each update, δ_step", source="eq. 14")
     eps_low: float = _setting(3e-4, "own ratio: lower clip distance", source="eq. 49")
     eps_high: float = _setting(4e-4, "own ratio: upper clip distance", source="eq. 49")
-    foreign_trust: float = _setting(
-        math.inf,
-        "how far a step may move the learner on a foreign rollout, as 1 − ratio to its own start",
-        source="ours",
-    )
     count_eos: bool = _setting(True, "an answer that ended counts its end token when exchanged", source="recipe: False")
     beta: float = _setting(0.0, "weight of the KL to the initial policy, own rollouts only", source="recipe: 0.001")
 
@@ -102,7 +97,7 @@ class Config:
             "microbatch_tokens",
         ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("eps_low", "eps_high", "foreign_trust"):  # inf: no bound
+        for name in ("eps_low", "eps_high"):  # inf: no bound
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("alpha", "delta_step", "beta", "weight_decay", "warmup", "lr", "adam_eps"):
             _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, and finite")
@@ -153,7 +148,7 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON types, with the version of the stored form."""
-        # JSON has no infinity, which switches a bound such as eps_high off
+        # JSON has no infinity, which switches eps_high or max_grad_norm off
         return {"version": VERSION, **{k: "inf" if v == math.inf else v for k, v in asdict(self).items()}}
 
     def replace(self, **changes: Any) -> Config:
@@ -187,7 +182,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "naive": {"capability_baseline": False, "discrepancy": False, "foreign": "gspo"},
     # ours, not the paper's: who has solved a problem is left in peace
     "hacpo_rest": {"rest_when_solved": True},
-    "hacpo_trust": {"foreign_trust": 0.02},
     # ablations of hacpo
     "no_capability_baseline": {"capability_baseline": False},
     "no_discrepancy": {"discrepancy": False},

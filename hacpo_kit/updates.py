@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from hacpo_kit.agents import Agent, microbatches
 from hacpo_kit.config import Config
-from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, sequence_ratio
+from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference
 from hacpo_kit.records import Batch, MiniBatch, StepStats, derive_seed
 
 
@@ -32,8 +31,7 @@ def update(agent: Agent, batch: Batch, config: Config) -> StepStats:
         return StepStats(agent.name, (), batch.left_out, sources)
     order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, agent.updates))
     _warn_if_band_closes(agent, batch, order, config)
-    start = _start_of_step(agent, batch, config) if config.foreign_trust < math.inf else None
-    done = tuple(_one_update(agent, batch, rows, m, config, start) for m, rows in enumerate(order))
+    done = tuple(_one_update(agent, batch, rows, m, config) for m, rows in enumerate(order))
     agent.steps += 1
     return StepStats(agent.name, done, batch.left_out, sources)
 
@@ -63,22 +61,7 @@ def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
     return out
 
 
-def _start_of_step(agent: Agent, batch: Batch, config: Config) -> Tensor:
-    """The learner's own mean log-probability of every foreign rollout before the step's first update; NaN for own ones."""
-    start = torch.full((len(batch),), float("nan"))
-    rows = (~batch.own).nonzero().flatten().tolist()
-    prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
-    for micro in microbatches(prompts, responses, config.microbatch_tokens):
-        with torch.no_grad():
-            logp, mask = agent.logprobs(
-                [prompts[i] for i in micro], [responses[i] for i in micro], temperature=batch.pool.temperature
-            )
-        means = torch.where(mask, logp, 0.0).sum(-1) / mask.sum(-1)
-        start[[rows[i] for i in micro]] = means.float().cpu()
-    return start
-
-
-def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, start: Tensor | None) -> MiniBatch:
+def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config) -> MiniBatch:
     optimizer = agent.prepare_update(config)
     optimizer.zero_grad(set_to_none=True)
     ratio, clipped = np.empty(len(rows), np.float32), np.empty(len(rows), bool)
@@ -86,7 +69,7 @@ def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Con
     own_count = int(batch.own[rows].sum())
     prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
     for micro in microbatches(prompts, responses, config.microbatch_tokens):
-        objective, s, hit, kl = _micro_objective(agent, batch, [rows[i] for i in micro], m, config, start)
+        objective, s, hit, kl = _micro_objective(agent, batch, [rows[i] for i in micro], m, config)
         # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
         part = -objective.sum() / len(rows)
         if kl is not None:
@@ -121,13 +104,8 @@ def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Con
     )
 
 
-def _micro_objective(
-    agent: Agent, batch: Batch, rows: Sequence[int], m: int, config: Config, start: Tensor | None = None
-):
-    """Objective, ratio and clip of some rollouts, and the KL of the own ones among them (None without β).
-
-    `start`: the learner's mean log-probabilities before the step, for `foreign_trust`; without it nothing has moved yet.
-    """
+def _micro_objective(agent: Agent, batch: Batch, rows: Sequence[int], m: int, config: Config):
+    """Objective, ratio and clip of some rollouts, and the KL of the own ones among them (None without β)."""
     prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
     temperature = batch.pool.temperature
     logp, mask = agent.logprobs(prompts, responses, temperature=temperature)
@@ -142,15 +120,7 @@ def _micro_objective(
         out = grpo_loss(logp, old, mask, advantages, config)
     else:
         means, weights = batch.source_mean_logp[rows].to(**at), batch.weights[rows].to(**at)
-        moved = torch.zeros_like(own)
-        if start is not None:
-            # GSPO's clip, for foreign rollouts: what this step has already moved far enough pushes no further
-            r = sequence_ratio(logp.detach(), mask, start[rows].to(**at))
-            moved = ((advantages > 0) & (r > 1 + config.foreign_trust)) | (
-                (advantages < 0) & (r < 1 - config.foreign_trust)
-            )
-        out = hacpo_loss(logp, mask, means, advantages, weights.masked_fill(moved, 0.0), own, m, config)
-        out = out._replace(clipped=out.clipped | moved)
+        out = hacpo_loss(logp, mask, means, advantages, weights, own, m, config)
     kl = None
     if config.beta > 0:
         with torch.no_grad():
