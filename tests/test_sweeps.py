@@ -406,6 +406,13 @@ def steps_of(out, seed):
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+def alive(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def wait_for(what, seconds=120):
     end = time.monotonic() + seconds
     while not what():
@@ -420,8 +427,7 @@ def test_killed_in_the_middle_it_leaves_no_process_and_goes_on_without_repeating
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) == 2  # the worker and its kernel
     process.kill()
-    psutil.wait_procs(children, timeout=10)
-    assert not [child for child in children if child.is_running()]
+    wait_for(lambda: not any(alive(child) for child in children), seconds=15)
     assert "ValueError: it went wrong" in (out / "hacpo-tiny-model-pair-seed99.error.txt").read_text()
     done, before = (out / "hacpo-tiny-model-pair-seed0.html").stat().st_mtime_ns, steps_of(out, 1)
     again = real([0, 1], steps=40)
@@ -448,8 +454,7 @@ def test_ctrl_c_lets_the_runs_save_and_a_second_one_ends_them_at_once(tmp_path, 
     wait_for(lambda: "stopping" in process.stdout.readline())
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130 and steps_of(out, 0) < 3000
-    psutil.wait_procs(children, timeout=10)
-    assert not [child for child in children if child.is_running()]
+    wait_for(lambda: not any(alive(child) for child in children), seconds=15)
 
 
 @pytest.mark.slow
