@@ -70,6 +70,9 @@ class Config:
 
     # Optimiser
     minibatch: int = _setting(128, "rollouts in one optimiser update", unit="rollouts")
+    equal_updates: bool = _setting(
+        False, "as many updates a step as the learner would make alone: mini-batches grow with the sources", source="ours"
+    )
     minibatch_order: Literal["mixed", "own_first"] = _setting(
         "mixed", "own and foreign rollouts shuffled together, or all own ones first", source="recipe: own_first"
     )
@@ -180,8 +183,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "gspo_x2": {**_OWN, "oversample": 2},
     "grpo": {**_OWN, "ratio": "token", "eps_low": 0.2, "eps_high": 0.28},
     "naive": {"capability_baseline": False, "discrepancy": False, "foreign": "gspo"},
-    # ours, not the paper's: who has solved a problem is left in peace
-    "hacpo_rest": {"rest_when_solved": True},
+    # ours, not the paper's: sharing adds rollouts to each update instead of updates to each step
+    "hacpo_equal": {"equal_updates": True},
     # ablations of hacpo
     "no_capability_baseline": {"capability_baseline": False},
     "no_discrepancy": {"discrepancy": False},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -48,7 +49,13 @@ def check_batch(agent: Agent, batch: Batch, config: Config) -> None:
 
 
 def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
-    """Shuffled rows in mini-batches of nearly equal size, at most `config.minibatch` rollouts each."""
+    """Shuffled rows in mini-batches of nearly equal size, at most `config.minibatch` rollouts each.
+
+    With `equal_updates` the limit grows with the share of foreign rollouts, so that there are as many as alone.
+    """
+    size = config.minibatch
+    if config.equal_updates and own.any():
+        size = math.ceil(size * len(own) / int(own.sum()))
     shuffled = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed)).tolist()
     parts = [shuffled]
     if config.minibatch_order == "own_first":
@@ -56,7 +63,7 @@ def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
     out: list[list[int]] = []
     for part in parts:
         # equal parts: a small rest would become a full-size step on few rollouts
-        count = -(-len(part) // config.minibatch)
+        count = -(-len(part) // size)
         out += [a.tolist() for a in np.array_split(part, count)] if part else []
     return out
 

@@ -31,7 +31,7 @@ NAMES = [f.name for f in dataclasses.fields(hk.Config)]
         ("alpha=0", {"alpha": 0.0}),
         ("delta_step=0", {"delta_step": 0.0}),
         ("no_clip", {"delta": 1.0, "delta_step": 0.0}),
-        ("hacpo_rest", {"rest_when_solved": True}),
+        ("hacpo_equal", {"equal_updates": True}),
     ],
 )
 def test_a_preset_differs_from_the_default_in_its_own_settings_alone(method, settings):

@@ -114,6 +114,18 @@ def test_minibatches_are_nearly_equal_and_lose_nothing():
     assert minibatches(own, hk.Config(minibatch=32), seed=2) != mixed
 
 
+@pytest.mark.parametrize("sources", [1, 2, 3])
+def test_equal_updates_are_as_many_as_alone(sources):
+    own = torch.arange(64 * sources) < 64
+    alone = minibatches(own[:64], hk.Config(minibatch=16), seed=0)
+    together = minibatches(own, hk.Config(minibatch=16, equal_updates=True), seed=0)
+    assert len(together) == len(alone) == 4 and {len(part) for part in together} == {16 * sources}
+    assert sorted(i for part in together for i in part) == list(range(64 * sources))
+    assert len(minibatches(own, hk.Config(minibatch=16), seed=0)) == 4 * sources  # the paper's way
+    if sources == 1:
+        assert together == alone  # nothing changes for who learns alone
+
+
 def test_twice_the_rollouts_make_twice_the_updates(fresh_agent, problems):
     updates = {}
     for method in ("gspo", "gspo_x2"):
