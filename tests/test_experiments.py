@@ -319,3 +319,27 @@ def test_the_claims_hold_in_what_was_measured():
     assert sum(early) / 3 > 0.15
     assert claims["rollouts of hacpo for it, as a share of gspo's"] <= 0.5
     assert all(claims[f"hacpo − gspo at step {s}"]["high"] > 0 for s in (12, 20))
+
+
+def test_further_test_sets_of_an_experiment(tmp_path, fresh_agent):
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "1+1=", "gold": "2"}\n')
+    settings = {
+        "agents": "llama-differences",
+        "test_size": 3,
+        "steps": 1,
+        "prompts_per_step": 2,
+        "n": 2,
+        "minibatch": 4,
+    }
+    one = Experiment(tests=f"sums, larger,{own}", out=str(tmp_path / "run"), **settings)
+    run = one.run(progress="off")
+    metrics = set(run.history[-1]["agents"]["llama-differences"])
+    assert {"avg@1", "avg@1/sums", "avg@1/larger", "avg@1/own"} <= metrics
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert {name: p["count"] for name, p in record["tests"].items()} == {"sums": 3, "larger": 3, "own": 1}
+    with pytest.raises(ValueError, match="two sets have the same name"):
+        Experiment(tests=f"sums,{tmp_path / 'sums.jsonl'}", out=str(tmp_path / "other"), **settings).run()
+    with pytest.raises(ValueError, match="made for testing only"):
+        Experiment(problems="larger", out=str(tmp_path / "other"), **settings).run()
+    assert one.folder != Experiment(**settings).folder

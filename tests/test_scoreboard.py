@@ -47,7 +47,7 @@ def test_scores_are_those_of_evaluate(two, tmp_path):
 def test_stopped_anywhere_it_ends_the_same(two, tmp_path, samples):
     whole = hk.evaluate_sets(two, SETS, tmp_path / "whole", samples=samples, **HOW)
     count = 2 * 8 * samples
-    for stop in range(0, count, 5):
+    for stop in range(0, count, 11):
         folder, left = tmp_path / f"stop-{stop}", itertools.count()
 
         def interrupted(response, gold, left=left, stop=stop):
