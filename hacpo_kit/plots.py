@@ -116,6 +116,41 @@ def learning_curves(
     return fig
 
 
+def lines(
+    curves: pd.DataFrame,
+    *,
+    title: str,
+    y: str,
+    x: str | None = None,
+    colors: Sequence[int] | None = None,
+    dashes: Sequence[str] | None = None,
+    bands: Mapping[str, tuple[pd.Series, pd.Series]] | None = None,
+    log: str = "",
+    level: float | None = None,
+) -> Figure:
+    """One line a column against the index; `bands` gives a column its low and high, `level` a dotted horizontal line.
+
+    `colors` and `dashes`: for each column a place in COLORS and a name in DASHES; `log`: "x", "y" or "xy" for logarithmic
+    axes, which have no place for values of 0 and below (ValueError). `x` defaults to the name of the index.
+    """
+    for axis, values in (("x", curves.index), ("y", curves.to_numpy())):
+        if axis in log and (np.asarray(values, float) <= 0).any():
+            raise ValueError(f"log={log!r}, but the {axis} values of {title!r} are not all above 0")
+    fig = _figure(title, x or str(curves.index.name), y)
+    fig.update_layout({f"{axis}axis": {"type": "log"} for axis in log})
+    for place, column in enumerate(curves):
+        color = COLORS[(colors[place] if colors else place) % len(COLORS)]
+        if bands and column in bands:
+            _band(fig, pd.DataFrame(dict(zip(("low", "high"), bands[column], strict=True))), color, column)
+        fig.add_scatter(
+            x=curves.index, y=curves[column], name=column, mode="lines+markers", legendgroup=column, showlegend=True,
+            line={"color": color, "dash": dashes[place] if dashes else "solid"},
+        )  # fmt: skip
+    if level is not None:
+        _line(fig, level)
+    return fig
+
+
 def _style(rows: pd.DataFrame, by: Sequence[str], name: tuple) -> tuple[str, str]:
     """Colour by the first column and dash by the second; with one column both change."""
     places = [list(dict.fromkeys(rows[column])).index(value) for column, value in zip(by, name, strict=True)]
@@ -258,6 +293,9 @@ def _draw(fig: go.Figure, width: float, dpi: int) -> bytes:
     ax.set_title(_literal(fig.layout.title.text), loc="left", fontsize=11, color=GREY)
     ax.set_xlabel(fig.layout.xaxis.title.text)
     ax.set_ylabel(fig.layout.yaxis.title.text)
+    for axis, set_scale in ((fig.layout.xaxis, ax.set_xscale), (fig.layout.yaxis, ax.set_yscale)):
+        if axis.type == "log":  # setting "linear" would take the names off an axis of categories
+            set_scale("log")
     if fig.layout.xaxis.tickvals is not None:
         ax.set_xticks(fig.layout.xaxis.tickvals)
     elif fig.layout.xaxis.title.text == _LABELS["step"]:
