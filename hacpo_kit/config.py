@@ -71,7 +71,9 @@ class Config:
     # Optimiser
     minibatch: int = _setting(128, "rollouts in one optimiser update", unit="rollouts")
     equal_updates: bool = _setting(
-        False, "as many updates a step as the learner would make alone: mini-batches grow with the sources", source="ours"
+        False,
+        "as many updates a step as the learner would make alone: mini-batches grow with the sources",
+        source="ours",
     )
     minibatch_order: Literal["mixed", "own_first"] = _setting(
         "mixed", "own and foreign rollouts shuffled together, or all own ones first", source="recipe: own_first"

@@ -24,7 +24,7 @@ GREY = "#7a7a7a"
 # a method looks the same on every page: the ablations of hacpo, seldom beside the other methods, share their colours dashed
 METHOD_STYLES = {
     "hacpo": (COLORS[0], "solid"), "gspo": (COLORS[1], "solid"), "gspo_x2": (COLORS[4], "solid"),
-    "naive": (COLORS[2], "solid"), "grpo": (COLORS[3], "solid"),
+    "naive": (COLORS[2], "solid"), "grpo": (COLORS[3], "solid"), "hacpo_equal": (COLORS[5], "solid"),
     "no_capability_baseline": (COLORS[1], "dash"), "no_discrepancy": (COLORS[2], "dash"), "alpha=0": (COLORS[3], "dash"),
     "delta_step=0": (COLORS[4], "dash"), "no_clip": (COLORS[5], "dash"),
 }  # fmt: skip
@@ -142,6 +142,41 @@ def learning_curves(
     return fig
 
 
+def lines(
+    curves: pd.DataFrame,
+    *,
+    title: str,
+    y: str,
+    x: str | None = None,
+    colors: Sequence[int] | None = None,
+    dashes: Sequence[str] | None = None,
+    bands: Mapping[str, tuple[pd.Series, pd.Series]] | None = None,
+    log: str = "",
+    level: float | None = None,
+) -> Figure:
+    """One line a column against the index; `bands` gives a column its low and high, `level` a dotted horizontal line.
+
+    `colors` and `dashes`: for each column a place in COLORS and a name in DASHES; `log`: "x", "y" or "xy" for logarithmic
+    axes, which have no place for values of 0 and below (ValueError). `x` defaults to the name of the index.
+    """
+    for axis, values in (("x", curves.index), ("y", curves.to_numpy())):
+        if axis in log and (np.asarray(values, float) <= 0).any():
+            raise ValueError(f"log={log!r}, but the {axis} values of {title!r} are not all above 0")
+    fig = _figure(title, x or str(curves.index.name), y)
+    fig.update_layout({f"{axis}axis": {"type": "log"} for axis in log})
+    for place, column in enumerate(curves):
+        color = COLORS[(colors[place] if colors else place) % len(COLORS)]
+        if bands and column in bands:
+            _band(fig, pd.DataFrame(dict(zip(("low", "high"), bands[column], strict=True))), color, column)
+        fig.add_scatter(
+            x=curves.index, y=curves[column], name=column, mode="lines+markers", legendgroup=column, showlegend=True,
+            line={"color": color, "dash": dashes[place] if dashes else "solid"},
+        )  # fmt: skip
+    if level is not None:
+        _line(fig, level)
+    return fig
+
+
 def _style(rows: pd.DataFrame, by: Sequence[str], name: tuple) -> tuple[str, str]:
     """Colour by the first column and dash by the second; with one column both change."""
     places = [list(dict.fromkeys(rows[column])).index(value) for column, value in zip(by, name, strict=True)]
@@ -165,7 +200,7 @@ def method_styles(methods: pd.Series) -> dict[str, tuple[str, str]]:
     """
     names = methods.cat.categories if isinstance(methods.dtype, pd.CategoricalDtype) else methods.unique()
     others = sorted(set(map(str, names)) - set(METHOD_STYLES))
-    left = [(COLORS[5], "solid"), *((c, d) for d in ("dot", "dashdot") for c in COLORS), (COLORS[0], "dash")]
+    left = [*((c, d) for d in ("dot", "dashdot") for c in COLORS), (COLORS[0], "dash")]
     return METHOD_STYLES | {name: left[i % len(left)] for i, name in enumerate(others)}
 
 
@@ -408,6 +443,9 @@ def _draw_axes(ax, x, y, name: str) -> None:
         ax.set_title(_literal(name), fontsize=10, color=GREY)
     ax.set_xlabel(x.title.text)
     ax.set_ylabel(y.title.text)
+    for axis, set_scale in ((x, ax.set_xscale), (y, ax.set_yscale)):
+        if axis.type == "log":  # setting "linear" would take the names off an axis of categories
+            set_scale("log")
     if x.tickvals is not None:
         ax.set_xticks(x.tickvals)
     elif x.title.text == _LABELS["step"]:

@@ -49,10 +49,21 @@ def figures():
         "capability_ratios": hk.plots.capability_ratios(c),
         "learning_curves": hk.plots.learning_curves(curves()),
         "ratio_history": hk.plots.ratio_history(history, "A"),
+        "lines": lines_figure(),
     }
 
 
-@pytest.mark.parametrize("name", ["importance_ratios", "capability_ratios", "learning_curves", "ratio_history"])
+def lines_figure(**options):
+    frame = pd.DataFrame({"a": [1.0, 0.1], "b": [2.0, np.nan]}, index=pd.Index([1, 10], name="window K (steps)"))
+    band = {"a": (frame["a"] - 0.05, frame["a"] + 0.05)}
+    return hk.plots.lines(
+        frame, title="Two", y="bias", **{"log": "xy", "bands": band, "dashes": ["solid", "dot"], **options}
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["importance_ratios", "capability_ratios", "learning_curves", "ratio_history", "lines"]
+)
 def test_every_plot_has_labels_and_a_static_picture(name):
     figure = figures()[name]
     assert figure.layout.title.text and figure.layout.xaxis.title.text and figure.layout.yaxis.title.text
@@ -124,3 +135,23 @@ def test_names_are_never_read_as_formulas_or_hidden():
     assert len(hk.plots.capability_ratios(c).png()) > 1000
     frame = curves().assign(method=lambda f: f["method"].map({"hacpo": "_hidden", "gspo": "$x$"}))
     assert len(hk.plots.learning_curves(frame, title=r"$\frac{$").png()) > 1000
+
+
+def test_lines_have_logarithmic_axes_and_refuse_what_has_no_place_there():
+    figure = lines_figure(level=1.0)
+    assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "log")
+    assert figure.layout.xaxis.title.text == "window K (steps)"
+    assert [t.name for t in figure.data if t.showlegend] == ["a", "b"] and len(figure.data) == 3  # one band
+    assert figure.png() != lines_figure(log="", level=1.0).png()
+    frame = pd.DataFrame({"a": [0.0, 1.0]}, index=[1, 2])
+    with pytest.raises(ValueError, match="y values of 'Zero' are not all above 0"):
+        hk.plots.lines(frame, title="Zero", y="bias", log="y")
+
+
+def test_lines_keep_the_names_of_categories_in_the_static_picture(monkeypatch):
+    from matplotlib.axes import Axes
+
+    seen, legend = [], Axes.legend
+    monkeypatch.setattr(Axes, "legend", lambda ax, *a, **k: (seen.append(ax), legend(ax, *a, **k))[1])
+    hk.plots.lines(pd.DataFrame({"a": [1.0, 2.0]}, index=["right", "wrong"]), title="T", x="answers", y="cosine").png()
+    assert [label.get_text() for label in seen[0].get_xticklabels()] == ["right", "wrong"]
