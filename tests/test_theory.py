@@ -10,7 +10,7 @@ from hacpo_kit.experiments import find_notebook
 
 
 def test_the_claims_of_the_theory_notebook_hold(tmp_path):
-    small = {"repeats": 40_000, "steps": 3, "prompts_per_step": 16}
+    small = {"repeats": 20_000, "steps": 3, "prompts_per_step": 12}
     path = find_notebook("08_theory")
     papermill.execute_notebook(str(path), str(tmp_path / "o.ipynb"), parameters=small, progress_bar=False, cwd=tmp_path)
     notebook = nbformat.read(tmp_path / "o.ipynb", as_version=4)
