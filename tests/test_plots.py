@@ -149,9 +149,9 @@ def test_lines_have_logarithmic_axes_and_refuse_what_has_no_place_there():
 
 
 def test_lines_keep_the_names_of_categories_in_the_static_picture(monkeypatch):
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-    seen, legend = [], Axes.legend
-    monkeypatch.setattr(Axes, "legend", lambda ax, *a, **k: (seen.append(ax), legend(ax, *a, **k))[1])
+    seen, legend = [], Figure.legend
+    monkeypatch.setattr(Figure, "legend", lambda fig, *a, **k: (seen.extend(fig.axes), legend(fig, *a, **k))[1])
     hk.plots.lines(pd.DataFrame({"a": [1.0, 2.0]}, index=["right", "wrong"]), title="T", x="answers", y="cosine").png()
     assert [label.get_text() for label in seen[0].get_xticklabels()] == ["right", "wrong"]
