@@ -200,6 +200,14 @@ class Batch:
         """The rollouts of this batch, in its order."""
         return [self.pool.rollouts[i] for i in self.index]
 
+    def part(self, rows: Sequence[int]) -> Batch:
+        """The batch of some of its rows, such as a mini-batch; what was left out stays with the whole."""
+        columns = ("prompt_ids", "response_ids", "index")
+        tensors = ("source_mean_logp", "advantages", "weights", "own")
+        rows = list(rows)
+        picked = {name: tuple(getattr(self, name)[i] for i in rows) for name in columns}
+        return replace(self, **picked, **{name: getattr(self, name)[rows] for name in tensors}, left_out={}, rested=0)
+
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,10 +16,13 @@ from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_referenc
 from hacpo_kit.records import Batch, MiniBatch, StepStats, derive_seed
 
 
-def update(agent: Agent, batch: Batch, config: Config) -> StepStats:
+def update(
+    agent: Agent, batch: Batch, config: Config, *, before: Callable[[int, Batch], None] | None = None
+) -> StepStats:
     """Trains one learner on its batch, one optimiser update per mini-batch, and says what each update saw (eqs. 11-14, 47-53).
 
-    The result does not depend on which other agents were updated before.
+    The result does not depend on which other agents were updated before. `before(m, part)` is called ahead of each
+    optimiser update with its mini-batch, to look on: say with `gradients.gradient_parts(agent, part, config, updates_made=m)`.
 
     Raises ValueError for a batch of another learner, and for foreign rollouts under a token-level ratio;
     FloatingPointError, naming mini-batch and rollouts, if a loss or gradient is not finite: the optimiser has then not
@@ -32,9 +35,13 @@ def update(agent: Agent, batch: Batch, config: Config) -> StepStats:
         return StepStats(agent.name, (), batch.left_out, sources)
     order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, agent.updates))
     _warn_if_band_closes(agent, batch, order, config)
-    done = tuple(_one_update(agent, batch, rows, m, config) for m, rows in enumerate(order))
+    done = []
+    for m, rows in enumerate(order):
+        if before is not None:
+            before(m, batch.part(rows))
+        done.append(_one_update(agent, batch, rows, m, config))
     agent.steps += 1
-    return StepStats(agent.name, done, batch.left_out, sources)
+    return StepStats(agent.name, tuple(done), batch.left_out, sources)
 
 
 def check_batch(agent: Agent, batch: Batch, config: Config) -> None:

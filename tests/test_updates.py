@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hacpo_kit as hk
+from hacpo_kit.gradients import gradient_parts
 from hacpo_kit.objective import clip_band
 from hacpo_kit.updates import minibatches
 
@@ -280,3 +281,25 @@ def test_what_a_notebook_shows_is_short(scored):
     batch = hk.advantage(pool, agents[0], capability, config)
     for thing in (pool, batch, hk.update(agents[0], batch, config)):
         assert len(repr(thing)) < 200, repr(thing)
+
+
+def test_each_minibatch_can_be_looked_at_before_its_update(scored):
+    """Looking on changes nothing, and what is shown is what the update then uses."""
+    agents, pool, capability = scored
+    config = hk.Config(minibatch=16)
+    batch = hk.advantage(pool, agents[0], capability, config)
+    seen, norms = [], []
+
+    def look(m, part):
+        seen.append((m, part))
+        norms.append(gradient_parts(agents[0], part, config, updates_made=m).attrs["norm"])
+
+    stats = hk.update(agents[0], batch, config, before=look)
+    assert [m for m, _ in seen] == list(range(4)) == [mb.updates_made for mb in stats.minibatches]
+    assert [list(part.index) for _, part in seen] == [mb.index.tolist() for mb in stats.minibatches]
+    assert norms == pytest.approx([mb.grad_norm for mb in stats.minibatches], rel=1e-3)
+    agents[1].updates = 0
+    other = hk.advantage(pool, agents[1], capability, config)
+    with pytest.raises(ValueError, match="stop here"):
+        hk.update(agents[1], other, config, before=lambda m, part: (_ for _ in ()).throw(ValueError("stop here")))
+    assert agents[1].updates == 0
