@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lab lint setup notebooks learning bench
+.PHONY: demo test lab lint setup notebooks study bench
 
 setup: $(READY)
 
@@ -31,9 +31,16 @@ lab: $(READY)
 notebooks: $(READY)
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
-# the measurements that the README and the quickstart quote
-learning: $(READY)
-	$(BIN)/python benchmarks/learning.py
+# the study that the README quotes: sweep, report and figures; a reduced one with GRID=reports/study/small.yaml
+GRID ?= reports/study/study.yaml
+JOBS ?= 2
+STUDY := $(basename $(notdir $(GRID)))
+PAGE := $(if $(filter study,$(STUDY)),reports/study/study.html,reports/runs/$(STUDY).html)
+
+study: $(READY)
+	$(BIN)/hacpo-kit sweep $(GRID) --out reports/runs/$(STUDY) --jobs $(JOBS) --keep-checkpoints none
+	$(BIN)/hacpo-kit report reports/runs/$(STUDY) --out $(PAGE)
+	$(if $(filter study,$(STUDY)),$(BIN)/python benchmarks/readme.py)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
