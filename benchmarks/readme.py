@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from hacpo_kit import compare, plots
+from hacpo_kit.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = ROOT / "reports" / "study" / "study.parquet"
@@ -29,9 +30,7 @@ def main() -> None:
     path = ROOT / "README.md"
     text = path.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
-    temporary = path.with_name(".README.md.tmp")
-    temporary.write_text(f"{before}{BEGIN}\n{block(frame)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, f"{before}{BEGIN}\n{block(frame)}\n{END}{rest.split(END)[1]}")
 
 
 def picture(frame: pd.DataFrame):
@@ -94,7 +93,7 @@ def early(frame: pd.DataFrame) -> str:
     """How far ahead sharing is after a third of the training."""
     gains = {a: difference(frame, a, "hacpo", "gspo", EARLY) for a in KINDS}
     told = ", ".join(f"{g} on {a}" for a, g in gains.items())
-    return f"**Early**, at step {EARLY}, hacpo is ahead of gspo by {told} (points [95 % interval])."
+    return f"**Early**, at step {EARLY}, hacpo minus gspo is {told} (points [95 % interval])."
 
 
 def rollouts(frame: pd.DataFrame) -> str:

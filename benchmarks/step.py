@@ -20,7 +20,8 @@ import torch
 import hacpo_kit as hk
 from hacpo_kit.agents import align
 from hacpo_kit.engines import transformers as engine
-from hacpo_kit.saving import versions, write_json
+from hacpo_kit.files import write_json
+from hacpo_kit.saving import versions
 from hacpo_kit.updates import minibatches
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -46,7 +46,9 @@ def load(runs: str | Path) -> pd.DataFrame:
         warnings.simplefilter("always")
         frame = read_runs(found[0])
     # as notes they reach the page, where a warning would be lost once the table is stored
-    frame.attrs["notes"] = frame.attrs.get("notes", []) + [f"Not all could be read: {w.message}." for w in caught]
+    frame.attrs["notes"] = frame.attrs.get("notes", []) + [
+        f"Not all could be read: {w.message}." for w in caught if w.category is UserWarning
+    ]
     return frame
 
 
@@ -237,7 +239,9 @@ def final_table(frame: pd.DataFrame, metric: str = "avg@1") -> pd.DataFrame:
         values["average"] = values[sets].mean(axis=1, skipna=False)  # an average over fewer sets would be another one
     seeds = values.groupby(level=keys[:3]).size()
     table = pd.concat({name: _mean_half(values[name].dropna(), keys[:3]) for name in values}, axis=1)
-    table[("seeds", "")] = seeds.where(seeds.index.get_level_values("method") != BEFORE)  # all seeds start equal
+    trained = seeds.index.get_level_values("method") != BEFORE
+    table[("seeds", "")] = seeds.where(trained)  # all seeds start from the same agents: that is no interval over seeds
+    table.loc[~trained, [(name, "half") for name in values]] = np.nan
     methods = [BEFORE, *_order(rows.loc[rows["method"] != BEFORE, "method"])]
     rank = [(a, name == MEAN, name, methods.index(m)) for a, name, m in table.index]
     return _noted(table.iloc[sorted(range(len(table)), key=rank.__getitem__)], notes)
@@ -263,7 +267,7 @@ def ablation_table(
     for agents, group in rows.groupby("agents"):
         if absent := [m for m in (base, *ABLATIONS) if m not in set(group["method"])]:
             notes.append(f"No finished run on {agents} of: {', '.join(absent)}.")
-        for when, step in (("early", _quarter(group) if early is None else early), ("end", "end")):
+        for when, step in (("early", quarter(group) if early is None else early), ("end", "end")):
             values = _at(group, step, last)
             here = _over_seeds(values, ["agents", "method"]).assign(when=when, step=values["step"].max())
             paired = _paired(values, base).rename(
@@ -289,7 +293,7 @@ def ablation_table(
     return _noted(pd.concat(parts, ignore_index=True)[columns], notes)
 
 
-def _quarter(rows: pd.DataFrame) -> int:
+def quarter(rows: pd.DataFrame) -> int:
     """The first step that was evaluated after a quarter of the training: early, and chosen before the results are known."""
     steps = sorted(s for s in rows["step"].unique() if s > 0)
     return int(next(s for s in steps if s >= max(steps) / 4))
@@ -488,7 +492,7 @@ def claims(
     for agents in sorted(map(str, frame["agents"].unique())):
         part = frame[frame["agents"].astype(str) == agents]
         rows, _ = scores(part, metric)
-        early = _quarter(rows)
+        early = quarter(rows)
         measured = {"last": last, "metric": metric}
         alone, at_quarter = (paired_differences(part, baseline, s, **measured) for s in ("end", early))
         half = ahead_at_half(part, method, doubled, (0.5,), **measured)
@@ -497,7 +501,7 @@ def claims(
         wanted = [
             (f"{method} is ahead of {baseline} early (step {early})", _row(at_quarter, method), 0.0),
             (f"{method} ends ahead of {baseline}", _row(alone, method), 0.0),
-            (f"no agent ends worse than with {baseline}", _weakest(alone, method), margin),
+            (f"no agent ends worse than with {baseline}", _weakest(alone, method, margin), margin),
             (
                 f"half way, {method} is ahead of {doubled} with half of its rollouts",
                 _row(half, method, "point", "50%"),
@@ -525,10 +529,10 @@ def _row(table: pd.DataFrame, method: str, column: str = "agent", value: str = M
     return rows.iloc[0][list(_NOT_RUN)].to_dict() if len(rows) else _NOT_RUN
 
 
-def _weakest(table: pd.DataFrame, method: str) -> dict[str, float]:
-    """The agent of whom it can be said that it is behind, or else the one whose interval reaches lowest."""
+def _weakest(table: pd.DataFrame, method: str, margin: float) -> dict[str, float]:
+    """The agent of whom it can be said that it is worse by the margin, or else the one whose interval reaches lowest."""
     rows = table[(table["method"] == method) & (table["agent"] != MEAN)].dropna(subset="mean")
-    rows = rows.assign(ahead=~(rows["high"] < 0)).sort_values(["ahead", "low", "mean"])
+    rows = rows.assign(ahead=~(rows["high"] < -margin)).sort_values(["ahead", "low", "mean"])
     return rows.iloc[0][list(_NOT_RUN)].to_dict() if len(rows) else _NOT_RUN
 
 
@@ -545,7 +549,7 @@ def _result(row: Mapping[str, float], margin: float) -> str:
         return said
     if row["low"] > -margin:
         return "held"
-    return "did not hold" if said == "behind" else "undecided"
+    return "did not hold" if row["high"] < -margin else "undecided"
 
 
 # ── as a reader sees them ────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
-from hacpo_kit.files import locked
+from hacpo_kit.files import locked, write_text
 from hacpo_kit.problems import ARITHMETIC_SETS, load_problems
 
 if TYPE_CHECKING:
@@ -282,6 +282,4 @@ def write_html(notebook: Path, html: Path, code: bool = True) -> None:
     exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="")
     exporter.exclude_input = exporter.exclude_input_prompt = exporter.exclude_output_prompt = not code
     body, _ = exporter.from_filename(str(notebook))
-    temporary = html.with_name(f".{html.name}.tmp")
-    temporary.write_text(body, encoding="utf-8")
-    temporary.replace(html)
+    write_text(html, body)

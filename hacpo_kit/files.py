@@ -13,10 +13,11 @@ from typing import Any
 
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON so that a reader finds the old file or the new one, never half of one."""
-    _write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Writes a text so that a reader finds the old file or the new one, never half of one."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -43,7 +44,7 @@ def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
     """Drops what a stopped run wrote after its last checkpoint; those steps are made again."""
     rows = [row for row in read_lines(path) if row["step"] <= step]
     if path.exists():
-        _write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return rows
 
 

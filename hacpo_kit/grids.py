@@ -6,12 +6,13 @@ import hashlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.experiments import Experiment, check_parameters, find_notebook, notebook_parameters, other_settings
+from hacpo_kit.problems import ARITHMETIC_SETS
 
 KEYS = {
     "name": "name of the study and of its folder; default: the file's",
@@ -58,9 +59,14 @@ def read_grid(grid: str | Path | Mapping[str, Any]) -> Grid:
     runs: dict[str, Experiment] = {}
     for experiment, set_here, base in _expand(content, defaults, where):
         label = _name(experiment, set_here, base)
-        if runs.setdefault(label, experiment) != experiment:
+        if _meaning(runs.setdefault(label, experiment)) != _meaning(experiment):
             raise ValueError(f"{where}: two different runs would both be named {label}; give one of them another value")
     return Grid(name, notebook, runs)
+
+
+def _meaning(experiment: Experiment) -> tuple[Experiment, Config]:
+    """Equal for equal runs: a setting that is given at its default changes nothing."""
+    return replace(experiment, settings={}), experiment.config()
 
 
 def _expand(
@@ -125,17 +131,19 @@ def _values(name: str, given: Any, place: str) -> list[Any]:
 
 def _checked(parameters: Mapping[str, Any], place: str) -> Experiment:
     for name, value in parameters.items():
-        if name not in ("out", "settings") and (value == "" or isinstance(value, Mapping)):
+        if name not in ("out", "settings", "tests") and (value == "" or isinstance(value, Mapping)):
             raise ValueError(f"{place}: {name} has no value; none stands for: as the method has it")
     try:
         experiment = check_parameters(parameters)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{place}: {error}") from None
     _check_agents(experiment.agents, place)
-    for name in ("problems", "test"):
-        file = getattr(experiment, name)
-        if file != "arithmetic" and not Path(file).exists():
-            raise FileNotFoundError(f"{place}: {name}={file!r} is neither 'arithmetic' nor a file")
+    for name in ("problems", "test", "tests"):
+        given = getattr(experiment, name)
+        for source in given.split(",") if name == "tests" else [given]:
+            if (source := source.strip()) and source not in ARITHMETIC_SETS and not Path(source).exists():
+                known = ", ".join(ARITHMETIC_SETS)
+                raise FileNotFoundError(f"{place}: {name}={source!r} is neither a file nor one of {known}")
     return experiment
 
 

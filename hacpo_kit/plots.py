@@ -243,6 +243,8 @@ def method_curves(
 
 
 def _seeds_told(seeds: pd.Series) -> str:
+    if seeds.dropna().empty:
+        return "no seed in common"
     few, many = int(seeds.min()), int(seeds.max())
     if many == 1:
         return "one seed, so no interval"

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
 from hacpo_kit.agents import Agent, quiet
-from hacpo_kit.files import append_lines, locked, read_lines, truncate_lines, write_json
+from hacpo_kit.files import write_json
 from hacpo_kit.records import Pool
 
 KEEP = 2  # checkpoints kept: the last, and the one before it should the last be damaged
@@ -227,6 +227,5 @@ def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
 
 
 __all__ = [
-    "KEEP", "State", "append_lines", "checkpoints", "locked", "read_lines", "restore", "restore_newest", "save",
-    "save_checkpoint", "truncate_lines", "versions", "write_json",
+    "KEEP", "State", "checkpoints", "restore", "restore_newest", "save", "save_checkpoint", "versions",
 ]  # fmt: skip

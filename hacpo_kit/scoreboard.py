@@ -24,10 +24,11 @@ from tqdm.auto import tqdm
 from hacpo_kit.agents import Agent, built_in_sets, load_agent
 from hacpo_kit.benchmarks import ANSWER_TOKENS, BENCHMARKS
 from hacpo_kit.evaluation import how_often, summary
+from hacpo_kit.files import append_lines, locked, read_lines, write_json, write_text
 from hacpo_kit.problems import ARITHMETIC_SETS, Problems, load_problems
 from hacpo_kit.rewards import boxed_math, score
 from hacpo_kit.rollouts import check_request, sample_batches
-from hacpo_kit.saving import append_lines, locked, read_lines, versions, write_json
+from hacpo_kit.saving import versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,8 +101,8 @@ class Scoreboard:
             for agent, sets in self.scores.items()
         }
         write_json(self.folder / "eval.json", {"metrics": self.metrics, "scores": plain, "remarks": list(self.remarks)})
-        _replace(self.folder / "eval.md", self.to_markdown())
-        _replace(self.folder / "eval.csv", self.to_frame().to_csv())
+        write_text(self.folder / "eval.md", self.to_markdown())
+        write_text(self.folder / "eval.csv", self.to_frame().to_csv())
 
 
 def evaluate_sets(
@@ -180,7 +181,7 @@ def open_sets(sets, limit=None, k=None, samples=None, temperature=None, max_new_
 
 
 def _open_set(text: str, limit: int | None) -> tuple[str, Problems]:
-    name, mark, source = text.partition("=")
+    name, mark, source = (text, "", "") if Path(text).exists() else text.partition("=")
     if mark and name in BENCHMARKS:
         return name, load_problems(source, benchmark=name, limit=limit)
     if mark:
@@ -217,6 +218,7 @@ def _loaded(sources: Sequence[tuple[str | None, str | Agent]], load: Mapping[str
             raise ValueError(f"two agents are called {agent.name!r}; name one with NAME={source}")
         taken.add(_file_name(agent.name))
         yield agent
+        del agent  # before the next is loaded
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,7 +259,7 @@ def finished_batches(path: Path, total: int, size: int) -> tuple[list[dict[str, 
         whole += 1
     kept = [row for number in range(whole) for row in groups[number]]
     if path.exists():
-        _replace(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
     return kept, whole
 
 
@@ -311,9 +313,3 @@ def _identity(agent: Agent) -> dict[str, Any]:
 
 def _file_name(name: str) -> str:
     return re.sub(r"[^\w.+=#-]+", "+", name)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -60,7 +60,8 @@ def sweep(
     `grid` is a YAML file or a mapping as in `grids.read_grid`. In `out` (default: reports/runs/ and the grid's name) each
     run leaves notebook, HTML and run folder; `sweep.json` has every run's parameters and status. Finished runs are
     skipped; one that fails leaves `NAME.error.txt` and the others go on; a kernel that could not start is tried again,
-    `retries` times. Ctrl-C ends the runs after their step, with a checkpoint; a second one at once.
+    `retries` times. Ctrl-C ends the runs after their step, with a checkpoint (one that is just
+    starting may run on); a second one at once.
 
     `threads` of each run (default: as the environment has it, else 1) are the same for any `jobs`, and so are results.
     `keep_checkpoints` of a finished run: "last" or "none". `progress`: "bar", "lines", "off", or "auto".
@@ -102,8 +103,8 @@ def standing(plan: Grid, folder: Path) -> dict[str, str]:
     _check_same(plan, folder)
     out = {}
     for name, experiment in plan.runs.items():
-        step = _last_step(folder / name)
-        out[name] = "new" if step is None else f"goes on after step {step}"
+        kept = checkpoints(folder / name)
+        out[name] = f"goes on after step {int(kept[-1].name.removeprefix('step-'))}" if kept else "new"
         if _is_finished(folder / name, experiment):
             out[name] = "finished"
     return out
@@ -199,7 +200,7 @@ class _Study:
         if code == 0 and _is_finished(self.folder / job.name, job.experiment):
             job.status, job.error = "finished", ""
             self._tidy(job)
-        elif stopping:
+        elif stopping and code >= 0:
             job.status = "stopped"
             log.unlink(missing_ok=True)
         elif code == worker.TRY_AGAIN and job.retried < self.retries:
@@ -312,7 +313,7 @@ def _check_same(plan: Grid, folder: Path) -> None:
     recorded, other = _read_record(folder), []
     for name, experiment in plan.runs.items():
         now = _resolved(experiment)
-        before = dict(recorded.get(name, {}).get("parameters", {}))
+        before = dict(recorded.get(name, {}).get("parameters", {})) if (folder / name).exists() else {}
         with contextlib.suppress(
             OSError, ValueError, TypeError
         ):  # a run that cannot be read fails by itself, and says why
@@ -322,6 +323,8 @@ def _check_same(plan: Grid, folder: Path) -> None:
         ]
         if (last := _last_step(folder / name)) is not None and last > experiment.steps:
             changed.append(f"steps: it has {last}, the grid {experiment.steps}")
+        if last and last == before.get("steps") != experiment.steps and not checkpoints(folder / name):
+            changed.append(f"steps: it ended after {last} and kept no checkpoint to go on from")
         other += [f"{name} ({', '.join(changed)})"] if changed else []
     if other:
         more = f", and {len(other) - 3} more" if len(other) > 3 else ""

@@ -22,20 +22,12 @@ from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.agents import Agent, as_list, check_names, load_agent
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
+from hacpo_kit.files import append_lines, locked, truncate_lines, write_json
 from hacpo_kit.problems import Problems, load_problems
 from hacpo_kit.records import Batch, Pool, StepStats
 from hacpo_kit.rewards import boxed_math, reward
 from hacpo_kit.rollouts import rollout, timed
-from hacpo_kit.saving import (
-    State,
-    append_lines,
-    locked,
-    restore_newest,
-    save_checkpoint,
-    truncate_lines,
-    versions,
-    write_json,
-)  # fmt: skip
+from hacpo_kit.saving import State, restore_newest, save_checkpoint, versions
 from hacpo_kit.updates import update
 
 if TYPE_CHECKING:

@@ -62,7 +62,8 @@ def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
     """
     size = config.minibatch
     if config.equal_updates and own.any():
-        size = math.ceil(size * len(own) / int(own.sum()))
+        alone = math.ceil(int(own.sum()) / size)
+        size = math.ceil(len(own) / alone)
     shuffled = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed)).tolist()
     parts = [shuffled]
     if config.minibatch_order == "own_first":

@@ -418,3 +418,22 @@ def test_what_could_not_be_read_reaches_the_page(tmp_path, monkeypatch):
     assert compare.usable(stored)[1] == ["Not all could be read: 1 of 2 runs in x: broken."]
     with pytest.raises(FileNotFoundError, match="no folder of runs"):
         compare.load(tmp_path / "nowhere")
+
+
+def test_no_worse_is_said_only_of_what_the_whole_interval_says():
+    """With a margin of one point: an agent a little behind must not hide one that may be far behind, nor count as worse."""
+    table = pd.DataFrame(
+        {
+            "method": "hacpo",
+            "agent": ["a", "b"],
+            "mean": [-0.004, -0.07],
+            "low": [-0.008, -0.2],
+            "high": [-0.001, 0.05],
+            "seeds": 5,
+        }
+    )
+    assert compare._result(compare._weakest(table, "hacpo", 0.01), 0.01) == "undecided"
+    close = {"mean": -0.015, "low": -0.03, "high": -0.002, "seeds": 5}
+    assert compare._result(close, 0.01) == "undecided"
+    assert compare._result(close | {"high": -0.012}, 0.01) == "did not hold"
+    assert compare._result(close, 0.0) == "did not hold"

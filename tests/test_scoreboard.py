@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 import hacpo_kit as hk
 from hacpo_kit.cli import main
+from hacpo_kit.files import read_lines
 from hacpo_kit.rewards import Verdict, boxed_math
-from hacpo_kit.saving import read_lines
 from hacpo_kit.scoreboard import finished_batches, open_sets
 
 SETS = {

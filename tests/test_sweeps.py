@@ -13,6 +13,7 @@ import nbformat
 import pandas as pd
 import psutil
 import pytest
+import yaml
 from click.testing import CliRunner
 
 import hacpo_kit as hk
@@ -157,7 +158,7 @@ def test_agents_that_look_alike_in_a_file_name_stay_apart():
         ("name: a/b", "name 'a/b': use letters, digits"),
         ("notebook: 99", "no notebook 99"),
         ("notebook: 00_quickstart", "has no parameters"),
-        ("common: {test: nowhere.jsonl}", "test='nowhere.jsonl' is neither 'arithmetic' nor a file"),
+        ("common: {test: nowhere.jsonl}", "test='nowhere.jsonl' is neither a file nor one of arithmetic"),
         ("grids: [{agents: }", "is no YAML"),
         ("- a", "holds no keys"),
     ],
@@ -534,3 +535,22 @@ def test_a_process_that_only_hands_over_a_notebook_needs_no_torch():
     code = "import sys, hacpo_kit.worker, hacpo_kit.experiments; assert 'torch' not in sys.modules; import hacpo_kit as hk; "
     code += "assert 'train' in dir(hk) and hk.train.__module__ == 'hacpo_kit.training'"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_grids_of_the_project_are_read():
+    root = Path(__file__).resolve().parent.parent
+    text = (root / "README.md").read_text(encoding="utf-8")
+    assert len(read_grid(yaml.safe_load(text.split("```yaml")[1].split("```")[0])).runs) == 5 * (4 * 4 + 2)
+    for path in (root / "reports").rglob("*.yaml"):
+        if "runs" not in path.parts:
+            assert read_grid(path).runs
+
+
+def test_named_sets_are_known_and_others_refused_before_anything_starts():
+    assert read_grid({"common": {"test": "larger", "problems": "sums", "tests": "sums, mixed"}}).runs
+    with pytest.raises(FileNotFoundError, match="tests='nonsense' is neither a file nor one of arithmetic"):
+        read_grid({"common": {"tests": "sums,nonsense"}})
+
+
+def test_a_setting_at_its_default_is_the_same_run():
+    assert len(read_grid({"grids": [{"method": "hacpo"}, {"method": "hacpo", "beta": [0, 0.001]}]}).runs) == 2

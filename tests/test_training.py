@@ -15,8 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hacpo_kit as hk
+from hacpo_kit.files import read_lines
 from hacpo_kit.records import METRICS
-from hacpo_kit.saving import checkpoints, read_lines
+from hacpo_kit.saving import checkpoints
 
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 OPTIONS = {"eval_every": 2, "save_every": 2, "progress": "off"}

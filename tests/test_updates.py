@@ -125,6 +125,8 @@ def test_equal_updates_are_as_many_as_alone(sources):
     assert len(minibatches(own, hk.Config(minibatch=16), seed=0)) == 4 * sources  # the paper's way
     if sources == 1:
         assert together == alone  # nothing changes for who learns alone
+    odd = torch.arange(67 + sources) < 67  # a few foreign rollouts must not cost an update
+    assert len(minibatches(odd, hk.Config(minibatch=16, equal_updates=True), seed=0)) == 5
 
 
 def test_twice_the_rollouts_make_twice_the_updates(fresh_agent, problems):
