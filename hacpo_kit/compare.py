@@ -497,7 +497,7 @@ def claims(
         alone, at_quarter = (paired_differences(part, baseline, s, **measured) for s in ("end", early))
         half = ahead_at_half(part, method, doubled, (0.5,), **measured)
         paid = half[half["point"] == "end"].eval("rollouts_method / rollouts_against")
-        share = f"{paid.iloc[0]:.0%}" if len(paid) else "half"
+        share = "half" if paid.empty or round(paid.iloc[0], 2) == 0.5 else f"{paid.iloc[0]:.0%}"
         wanted = [
             (f"{method} is ahead of {baseline} early (step {early})", _row(at_quarter, method), 0.0),
             (f"{method} ends ahead of {baseline}", _row(alone, method), 0.0),
@@ -591,8 +591,11 @@ def styled(table: pd.DataFrame) -> Styler:
     bold = pd.DataFrame("", index=text.index, columns=text.columns)
     for name in sets:
         shown = trained[name]["mean"].mul(100).round(1)
-        best = shown.groupby(level=["agents", "agent"]).transform("max")
-        chosen = shown.index[(shown == best) & several.reindex(shown.index.droplevel("method")).to_numpy()]
+        best, least = (shown.groupby(level=["agents", "agent"]).transform(f) for f in ("max", "min"))
+        told_apart = (best > least) | ~several.reindex(
+            shown.index.droplevel("method")
+        ).to_numpy()  # nobody is best of equals
+        chosen = shown.index[(shown == best) & told_apart & several.reindex(shown.index.droplevel("method")).to_numpy()]
         bold.loc[chosen, name] = "font-weight: bold"
     style = Styler(text, uuid="final", cell_ids=False, table_attributes='class="dataframe"')
     return style.apply(lambda _: bold, axis=None)
