@@ -587,15 +587,11 @@ def styled(table: pd.DataFrame) -> Styler:
     text = text.set_index(table.index)
     text["seeds"] = ["–" if np.isnan(n) else f"{n:.0f}" for n in table[("seeds", "")]]
     trained = table[table.index.get_level_values("method") != BEFORE]
-    several = trained.groupby(level=["agents", "agent"]).size() > 1  # the best of one is nothing to point at
     bold = pd.DataFrame("", index=text.index, columns=text.columns)
     for name in sets:
         shown = trained[name]["mean"].mul(100).round(1)
         best, least = (shown.groupby(level=["agents", "agent"]).transform(f) for f in ("max", "min"))
-        told_apart = (best > least) | ~several.reindex(
-            shown.index.droplevel("method")
-        ).to_numpy()  # nobody is best of equals
-        chosen = shown.index[(shown == best) & told_apart & several.reindex(shown.index.droplevel("method")).to_numpy()]
+        chosen = shown.index[(shown == best) & (best > least)]  # nobody is the best of equals, or of one
         bold.loc[chosen, name] = "font-weight: bold"
     style = Styler(text, uuid="final", cell_ids=False, table_attributes='class="dataframe"')
     return style.apply(lambda _: bold, axis=None)
