@@ -99,7 +99,10 @@ def report(folder: str, parameters: tuple[tuple[str, str], ...], out: str | None
             temporary = table.with_name(f".{table.name}.tmp")
             frame.to_parquet(temporary, index=False)
             temporary.replace(table)
-        values = {**dict(parameters), "runs": str(table.resolve())}
+        # inside the project a relative path: the stored notebook then says nothing of this machine
+        where = table.resolve()
+        inside = where.is_relative_to(experiments.PROJECT)
+        values = {**dict(parameters), "runs": str(where.relative_to(experiments.PROJECT) if inside else where)}
         executed, html = experiments.run_notebook(
             "07_compare", values, name=page.stem, out=page.parent, progress=not quiet, code=False
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
-from hacpo_kit.files import locked, write_text
+from hacpo_kit.files import locked, write_json, write_text
 from hacpo_kit.problems import ARITHMETIC_SETS, load_problems
 
 if TYPE_CHECKING:
@@ -221,8 +221,16 @@ def run_notebook(
         except PapermillExecutionError:
             write_html(executed, html)  # with the code: the page is to show where it failed
             raise
+        _forget_folders(executed, source)
         write_html(executed, html, code=code)
     return executed, html
+
+
+def _forget_folders(executed: Path, source: Path) -> None:
+    """papermill notes absolute paths; a notebook that is passed on should not tell of somebody's folders."""
+    content = json.loads(executed.read_text(encoding="utf-8"))
+    content["metadata"]["papermill"] |= {"input_path": source.name, "output_path": executed.name}
+    write_json(executed, content)
 
 
 def _execute(papermill, source: Path, executed: Path, parameters: dict, progress: bool, tries: int) -> None:
