@@ -216,6 +216,7 @@ def run_notebook(
         parameters.setdefault("out", str((out / name).resolve()))
     executed, html = out / f"{name}.ipynb", out / f"{name}.html"
     with locked(out / f".{name}.lock", what=f"notebook {executed}"):
+        html.unlink(missing_ok=True)  # an HTML page is always that of the notebook beside it, also in a copied folder
         try:
             _execute(papermill, source, executed, parameters, progress, tries)
         except PapermillExecutionError:

@@ -351,8 +351,7 @@ def _is_finished(run: Path, experiment: Experiment) -> bool:
         about = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]["papermill"]
     except (ValueError, KeyError):
         return False  # half written
-    complete = about.get("end_time") is not None and not about.get("exception")
-    return complete and html.stat().st_mtime >= notebook.stat().st_mtime
+    return about.get("end_time") is not None and not about.get("exception")
 
 
 def _reason(log: Path, code: int, step: int | None) -> str:
