@@ -230,8 +230,9 @@ def run_notebook(
 def _forget_folders(executed: Path, source: Path) -> None:
     """papermill notes absolute paths; a notebook that is passed on should not tell of somebody's folders."""
     content = json.loads(executed.read_text(encoding="utf-8"))
-    content["metadata"]["papermill"] |= {"input_path": source.name, "output_path": executed.name}
-    write_json(executed, content)
+    if "papermill" in content["metadata"]:
+        content["metadata"]["papermill"] |= {"input_path": source.name, "output_path": executed.name}
+        write_json(executed, content)
 
 
 def _execute(papermill, source: Path, executed: Path, parameters: dict, progress: bool, tries: int) -> None:
