@@ -51,7 +51,7 @@ def test_every_stored_page_is_small_and_there():
     assert (STUDY / "study.parquet").stat().st_size < 5_000_000
     assert sum(p.stat().st_size for p in (ROOT / "reports").glob("*/*") if p.parent.name != "runs") < 10_000_000
     page = (STUDY / "study.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") >= 6 and "<script src=" not in page
+    assert page.count("data:image/png;base64,") >= 6 and not re.search(r'<(script|img)[^>]* src="(?!data:)[^"]', page)
     assert (STUDY / "accuracy.png").exists()
     for path in (STUDY / "study.ipynb", STUDY / "study.html"):
         assert not re.search(r"/(home|root|Users|work|tmp)/", path.read_text(encoding="utf-8")), path
