@@ -78,6 +78,7 @@ def sweep(
             raise ValueError(f"{name}={value}: it must be at least {least}")
     if keep_checkpoints not in ("last", "none"):
         raise ValueError(f"keep_checkpoints={keep_checkpoints!r}: it takes 'last' or 'none'")
+    progress = _mode(progress)  # refused before a checkpoint is tidied away
     plan = read_grid(grid)
     folder = default_folder(plan) if out is None else Path(out)
     with locked(folder / ".sweep.lock", what=f"sweep {folder}"):
@@ -368,9 +369,9 @@ def _reason(log: Path, code: int, step: int | None) -> str:
 
 
 @contextlib.contextmanager
-def _reporter(study: _Study, jobs: int, progress: str):
+def _reporter(study: _Study, jobs: int, mode: str):
     """A function that shows one ended run: as a bar where somebody watches, else as a line."""
-    mode, total = _mode(progress), len(study.jobs)
+    total = len(study.jobs)
     before = sum(job.status == "finished" for job in study.jobs.values())
     started, ended = time.monotonic(), []
     bar = tqdm(total=total, initial=before, desc=study.plan.name, unit="run", disable=mode != "bar")
