@@ -124,7 +124,7 @@ class _Job:
 
     def record(self) -> dict[str, Any]:
         """What `sweep.json` says about the run."""
-        known = {"status": self.status, "seconds": round(self.seconds, 1), "tries": self.tries, "error": self.error}
+        known = {"status": self.status, "seconds": round(self.seconds, 3), "tries": self.tries, "error": self.error}
         return {**known, "parameters": _resolved(self.experiment)}
 
 
