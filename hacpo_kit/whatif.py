@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from hacpo_kit.advantages import capability_ratio, group_advantages, solved_prompts
 from hacpo_kit.config import Config
@@ -41,7 +40,8 @@ class WhatIf:
     updates_made: int | None  # all rollouts judged after so many updates; None: each in its own mini-batch
     capability: dict[str, float]  # P̂ of each agent
     row: Int[np.ndarray, "rollout"]  # row in `Experience.of_learner(learner)`
-    source: np.ndarray  # names
+    names: tuple[str, ...]  # of the sources: the learner, then the others by name
+    of: Int[np.ndarray, "rollout"]  # place of its source in `names`
     own: Bool[np.ndarray, "rollout"]
     minibatch: Int[np.ndarray, "rollout"]  # m when it was used
     reward: Float[np.ndarray, "rollout"]
@@ -60,6 +60,11 @@ class WhatIf:
         """
         return self.pull * np.abs(self.advantage)
 
+    @property
+    def source(self) -> np.ndarray:
+        """Name of each rollout's source."""
+        return np.array(self.names, object)[self.of]
+
     def to_frame(self) -> pd.DataFrame:
         """One row a rollout, with the columns of this record."""
         import pandas as pd
@@ -76,13 +81,12 @@ class WhatIf:
         """
         import pandas as pd
 
-        c, total = self.coefficient, np.abs(self.coefficient).sum()
-        names = sources(self)
+        c, count = self.coefficient.astype(np.float64), len(self.names)
         parts = {
-            n: [np.clip(c[self.source == n], 0, None).sum(), np.clip(-c[self.source == n], 0, None).sum()]
-            for n in names
+            way: np.bincount(self.of, np.clip(sign * c, 0, None), count) for way, sign in (("up", 1), ("down", -1))
         }
-        frame = pd.DataFrame.from_dict(parts, orient="index", columns=["up", "down"], dtype=float)
+        total = np.abs(c).sum()
+        frame = pd.DataFrame(parts, index=pd.Index(self.names, name="source"))
         return frame / total if total > 0 else frame * 0.0
 
     def clip_fractions(self) -> pd.DataFrame:
@@ -98,11 +102,6 @@ class WhatIf:
             with np.errstate(invalid="ignore"):
                 out[name] = np.bincount(self.minibatch[whose & hit], minlength=count) / of
         return pd.DataFrame(out, index=pd.RangeIndex(count, name="m"))
-
-
-def sources(what: WhatIf) -> list[str]:
-    """The sources of a learner's rollouts: itself first, then the others by name."""
-    return sorted(set(what.source), key=lambda name: (name != what.learner, name))
 
 
 class Replay:
@@ -127,7 +126,10 @@ class Replay:
             reasons = self.frame["left_out"].value_counts().to_dict()
             raise ValueError(f"agent {learner!r} used none of the {len(self.frame)} rollouts of this step: {reasons}")
         kept = self.frame.iloc[self.used]
-        self.source, self.own = kept["source"].to_numpy(object), kept["own"].to_numpy(bool)
+        self.own = kept["own"].to_numpy(bool)
+        others = sorted(set(kept["source"]) - {learner})
+        self.names = (learner, *others)
+        self.of = kept["source"].map({name: i for i, name in enumerate(self.names)}).to_numpy(np.int64)
         self.minibatch = kept["minibatch"].to_numpy(np.int64)
         self.ratio, self.reward = kept["ratio"].to_numpy(np.float32), kept["reward"].to_numpy(np.float64)
         scored = np.flatnonzero(self.frame["reward"].notna())
@@ -148,19 +150,20 @@ class Replay:
         _check_weighing(self.experience.config, config)
         capability = replace(self.experience.capability, window=config.window)
         advantage = self._advantages(*(getattr(config, name) for name in _Groups.SETTINGS))[self._of_used]
-        foreign = set(self.source[~self.own]) if config.discrepancy else set()
-        omega = {s: capability_ratio(capability, s, self.learner) for s in foreign}
-        weight = np.array([omega.get(s, 1.0) for s in self.source], np.float32)
+        # ω(j, k) of each source, 1 for the learner itself
+        foreign = self.names[1:] if config.discrepancy and config.sources == "all" else ()
+        omega = [capability_ratio(capability, name, self.learner) if name in foreign else 1.0 for name in self.names]
+        weight = np.array(omega, np.float32)[self.of]
         keep = self.own if config.sources == "own" else np.ones(len(self.own), bool)
         judged = self.minibatch if updates_made is None else np.full_like(self.minibatch, updates_made)
         lower, clipped, pull = self._judge(config, judged, advantage, weight)
         columns = {
-            "row": self.used, "source": self.source, "own": self.own, "minibatch": self.minibatch, "reward": self.reward,
+            "row": self.used, "of": self.of, "own": self.own, "minibatch": self.minibatch, "reward": self.reward,
             "ratio": self.ratio, "advantage": advantage, "weight": weight, "lower": lower, "clipped": clipped, "pull": pull,
         }  # fmt: skip
         known = {name: capability[name] for name in capability if _scorable(capability, name)}
         kept = {name: values[keep] for name, values in columns.items()}
-        return WhatIf(self.learner, config, updates_made, known, **kept)
+        return WhatIf(self.learner, config, updates_made, known, names=self.names, **kept)
 
     def _judge(self, config: Config, judged: np.ndarray, advantage: np.ndarray, weight: np.ndarray):
         """Band, clip and pull of every rollout, by the objective that training maximises."""
@@ -168,11 +171,11 @@ class Replay:
         pull = np.empty(len(judged), np.float32)
         # the objective is proportional to |A|: with its sign alone, also a rollout with A = 0 shows how it would pull
         sign = np.where(advantage < 0, -1, 1).astype(np.float32)
-        bounds = {m: lower_bound(m, config) for m in np.unique(judged).tolist()}
-        by_bound = {bound: m for m, bound in bounds.items()}  # mini-batches with one band are judged together
-        of_row = np.array([bounds[m] for m in judged.tolist()])
-        for bound, m in by_bound.items():
-            rows = np.flatnonzero(of_row == bound)
+        made, place = np.unique(judged, return_inverse=True)
+        bounds = np.array([lower_bound(int(m), config) for m in made])
+        for bound in np.unique(bounds):  # mini-batches with one band are judged together
+            m = int(made[np.flatnonzero(bounds == bound)[0]])
+            rows = np.flatnonzero(bounds[place] == bound)
             s = torch.from_numpy(self.ratio[rows]).requires_grad_()
             tensors = [torch.from_numpy(x[rows]) for x in (sign, weight, self.own)]
             objective, _ = sequence_objective(s, *tensors, m, config)
@@ -259,4 +262,4 @@ def _scorable(capability, name: str) -> bool:
     return any(value is not None for value in capability.history[name][-capability.window :])
 
 
-__all__ = ["WEIGHING", "Replay", "WhatIf", "sources"]
+__all__ = ["WEIGHING", "Replay", "WhatIf"]
