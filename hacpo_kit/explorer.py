@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,10 @@ NOTE = (
     "A what-if over recorded experience: answers, rewards and log-probabilities stay as they were. Other settings would also "
     "have moved the weights otherwise, and with them the ratios of later mini-batches and everything after this step."
 )
+EQUAL_LENGTHS = (
+    "The share of the gradient takes every rollout's ∇ mean log π to be equally long; what the true gradients add up to, "
+    "gradients.gradient_parts measures with the models."
+)
 # each control: its settings, the words beside it, and what it does
 SLIDERS = {
     "alpha": ("α", "exponent of the stopped ratio in a foreign weight (eq. 12)"),
@@ -50,6 +55,7 @@ SWITCHES = {
     "exponential": ("exponential importance sampling", "off: α = 0 (eq. 12)"),
     "clipping": ("stepwise clipping", "off: the band is 0 to 1 at every update (eqs. 13-14)"),
 }
+MOVING = ("x", "y", "customdata", "showlegend")  # what can change in a trace
 EACH = "each its own"  # the mini-batch whose band judges a rollout
 
 
@@ -111,8 +117,7 @@ class Explorer(Live):
         step: int | None = None,
     ):
         self._load, self.steps = load, list(steps)
-        self._shown: list[dict[str, Any]] = []  # the traces as the page has them
-        self._replays: dict[str, Replay] = {}
+        self._sent: tuple[list[dict[str, Any]], dict[str, Any]] = ([], {})  # traces and layout as the page has them
         self.order = next(iter(ORDERS))
         self._open(self.steps[-1] if step is None else step, learner)
 
@@ -179,7 +184,7 @@ class Explorer(Live):
         return f"{self._told()}<p>{ORDERS[self.order]}</p>{self.table()._repr_html_()}"
 
     def _told(self) -> str:
-        return _summary(self.experience, self.now, self.recorded)
+        return _summary(self.replay, self.now, self.recorded, self.panels.recorded_parts[0])
 
     # ── the widget ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,7 +195,7 @@ class Explorer(Live):
 
         figure = self.figure()
         self._plot = go.FigureWidget(figure).add_class("hk-explorer-plot")
-        self._shown = [trace.to_plotly_json() for trace in figure.data]
+        self._sent = self.panels.traces(self.now), self.panels.layout(self.now, self.title)
         self._controls = Controls(self)
         self._says, self._list = w.HTML().add_class("hk-explorer-says"), w.HTML().add_class("hk-explorer-table")
         self._kept = w.VBox()
@@ -201,15 +206,17 @@ class Explorer(Live):
     def _redraw(self) -> None:
         """Sends what has changed, in one message, so that the page draws once."""
         traces, layout = self.panels.traces(self.now), self.panels.layout(self.now, self.title)
-        with self._plot.batch_update():
-            for shown, new, old in zip(self._plot.data, traces, self._shown, strict=True):
-                changed = {
-                    k: v for k, v in new.items() if k in ("x", "y", "customdata", "name") and not _same(v, old.get(k))
-                }
-                if changed:
-                    shown.update(changed)
-            self._plot.update_layout(layout)
-        self._shown = traces
+        changed = [
+            {k for k in MOVING if k in new and not _same(new[k], old[k])}
+            for new, old in zip(traces, self._sent[0], strict=True)
+        ]
+        where = [i for i, keys in enumerate(changed) if keys]
+        # one value a trace for each key; names and tooltips change with the step only
+        restyle = {k: [traces[i].get(k) for i in where] for k in sorted(set().union(*changed))}
+        relayout = {k: v for k, v in layout.items() if v != self._sent[1][k]}
+        if where or relayout:
+            self._plot.plotly_update(restyle, relayout, where)
+        self._sent = traces, layout
         self._write()
 
     def _write(self) -> None:
@@ -384,8 +391,9 @@ TITLES = (
     "Importance ratio", "Weight against ratio", "Advantage by source",
     "Share of the gradient, by source", "Clipped, by mini-batch", "Mean rewards and the window of P̂",
 )  # fmt: skip
-BAND = {"type": "rect", "xref": "x", "yref": "y domain", "y0": 0, "y1": 1, "line": {"width": 0}, "layer": "below"}
-SHADE = "rgba(128,128,128,0.18)"
+PALE = 0.35  # opacity
+BAND = {"type": "rect", "xref": "x", "yref": "y domain", "y0": 0, "y1": 1, "line": {"width": 0}, "layer": "below",
+        "fillcolor": "rgba(128,128,128,0.18)"}  # fmt: skip
 
 
 class _Wide(Figure):
@@ -414,7 +422,7 @@ class Panels:
         rng, count = np.random.default_rng(0), len(replay.used)
         self.points = np.sort(rng.choice(count, MAX_POINTS, replace=False)) if count > MAX_POINTS else np.arange(count)
         self.tips = self._tips()
-        self.shares = [recorded.shares()]
+        self.recorded_parts = recorded.shares(), recorded.clip_fractions()
 
     def _bin_ratios(self) -> None:
         """Which bar each rollout's ratio belongs to: those of others, or where there are none the learner's own."""
@@ -439,29 +447,35 @@ class Panels:
         """All panels, for these settings."""
         from plotly.subplots import make_subplots
 
-        grid = make_subplots(2, 3, subplot_titles=TITLES, horizontal_spacing=0.075, vertical_spacing=0.2)
+        grid = make_subplots(2, 3, subplot_titles=TITLES, horizontal_spacing=0.075, vertical_spacing=0.17)
         fig = _Wide(grid).update_layout(template="none")
         fig.add_traces(self.traces(now))
         fig.update_layout(
             paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": GREY, "size": 12}, height=640,
-            margin={"l": 60, "r": 15, "t": 105, "b": 60, "autoexpand": False}, barmode="stack", bargap=0.05,
-            legend={"orientation": "h", "x": 0, "y": 1.15, "xanchor": "left", "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+            autosize=True, margin={"l": 60, "r": 15, "t": 112, "b": 48, "autoexpand": False}, barmode="stack", bargap=0.05,
+            title={"x": 0.01, "y": 0.985, "yanchor": "top", "font": {"size": 15}},
+            legend={
+                "orientation": "h", "x": 0, "xanchor": "left", "y": 0.945, "yref": "container", "yanchor": "top",
+                "bgcolor": "rgba(0,0,0,0)", "font": {"size": 11},
+            },
             meta={"panels": list(TITLES), "columns": 3}, hoverlabel={"align": "left"},
         )  # fmt: skip
-        fig.update_xaxes(**AXIS)
-        fig.update_yaxes(**AXIS)
+        for update in (fig.update_xaxes, fig.update_yaxes):
+            update(**AXIS, title={"font": {"size": 11}, "standoff": 6})
         fig.update_annotations(font={"color": GREY, "size": 13})
         names = {
             "xaxis2": "ratio s", "xaxis5": "m (updates already made)", "xaxis6": "step",
-            "yaxis": "rollouts", "yaxis2": "weight s¹⁺ᵅ·ω, 0 where clipped", "yaxis3": "rollouts",
-            "yaxis4": "% of Σ|∂ objective / ∂ mean log π|", "yaxis5": "share without gradient", "yaxis6": "mean reward",
+            "yaxis": "rollouts", "yaxis2": "weight (foreign: s¹⁺ᵅ·ω)", "yaxis3": "rollouts",
+            "yaxis4": "% of Σ|s¹⁺ᵅ·ω·A|", "yaxis5": "share without gradient", "yaxis6": "mean reward",
         }  # fmt: skip
         fig.update_layout({f"{axis}_title_text": text for axis, text in names.items()})
         fig.update_layout(
-            xaxis_range=[self.edges[0], self.edges[-1]], xaxis2_range=[self.edges[0], self.edges[-1]],
+            shapes=[BAND, BAND, {**BAND, "xref": "x6", "yref": "y6 domain"}],
             yaxis4_range=[0, 100], yaxis5_range=[-0.03, 1.03], xaxis5_dtick=1 if now.minibatch.max(initial=0) < 12 else None,
         )  # fmt: skip
-        return fig.update_layout(self.layout(now, title))
+        for path, value in self.layout(now, title).items():
+            fig.layout[path] = value
+        return fig
 
     def traces(self, now: WhatIf) -> list[dict[str, Any]]:
         """The numbers of all panels for these settings, as plotly's traces; always the same traces in the same order."""
@@ -469,6 +483,15 @@ class Panels:
         agents = range(len(self.agents))
         return [
             *(t for i in agents for t in self._ratios(now, i)),
+            {
+                "type": "bar",
+                "x": [self.edges[0]],
+                "y": [0],
+                "name": "pale: clipped, or A below 0",
+                "marker": {"color": GREY},
+                "opacity": PALE,
+                "hoverinfo": "skip",
+            },  # for the legend
             *(self._weights(now, i) for i in agents),
             *(self._advantages(now, i) for i in agents),
             *self._gradient(now),
@@ -480,11 +503,11 @@ class Panels:
         centers, width = (self.edges[:-1] + self.edges[1:]) / 2, self.edges[1] - self.edges[0]
         mine = self.counted & (self.place == i)
         out = []
-        for hit, label in ((False, self.labels[i]), (True, f"{self.labels[i]}: clipped, or A < 0")):
+        for hit in (False, True):
             counts = np.bincount(self.bar_of[mine & (now.clipped == hit)], minlength=BINS)
             out.append({
-                "type": "bar", "x": centers, "y": counts, "width": width, "name": label, "legendgroup": label,
-                "marker": {"color": self.colors[i], "opacity": 0.35 if hit else 1.0, "line": {"width": 0}},
+                "type": "bar", "x": centers, "y": counts, "width": width, "name": self.labels[i], "showlegend": not hit,
+                "marker": {"color": self.colors[i], "line": {"width": 0}}, "opacity": PALE if hit else 1.0,
                 "hovertemplate": "s about %{x:.3f}: %{y} " + ("clipped" if hit else "teach") + "<extra></extra>",
             })  # fmt: skip
         return out
@@ -504,28 +527,28 @@ class Panels:
         return {
             "type": "bar", "x": (edges[:-1] + edges[1:]) / 2, "y": np.histogram(a, edges)[0], "width": edges[1] - edges[0],
             "xaxis": "x3", "yaxis": "y3", "name": self.labels[i], "showlegend": False,
-            "marker": {"color": self.colors[i], "opacity": 1.0, "line": {"width": 0}},
+            "marker": {"color": self.colors[i], "line": {"width": 0}},
             "hovertemplate": "A about %{x:.2f}: %{y}<extra></extra>",
         }  # fmt: skip
 
     def _gradient(self, now: WhatIf) -> list[dict[str, Any]]:
-        pair = [100 * s.shares().reindex(self.agents, fill_value=0.0) for s in (self.recorded, now)]
+        pair = [
+            100 * shares.reindex(self.agents, fill_value=0.0).to_numpy()
+            for shares in (self.recorded_parts[0], now.shares())
+        ]
         return [
             {
-                "type": "bar", "x": ["recorded", "now"], "y": np.array([s[way].iloc[i] for s in pair]), "width": 0.6,
+                "type": "bar", "x": ["recorded", "now"], "y": np.array([shares[i, way] for shares in pair]), "width": 0.6,
                 "xaxis": "x4", "yaxis": "y4", "name": self.labels[i], "showlegend": False,
-                "marker": {"color": self.colors[i], "opacity": 1.0 if way == "up" else 0.35, "line": {"width": 0}},
-                "hovertemplate": f"{self.labels[i]}, A {'>' if way == 'up' else '<'} 0: %{{y:.1f}} %<extra></extra>".replace(
-                    " < ", " &lt; "
-                ),
+                "marker": {"color": self.colors[i], "line": {"width": 0}}, "opacity": PALE if way else 1.0,
+                "hovertemplate": f"{self.labels[i]}, A {('>', '&lt;')[way]} 0: %{{y:.1f}} %<extra></extra>",
             }
-            for i in range(len(self.agents)) for way in ("up", "down")
+            for i in range(len(self.agents)) for way in (0, 1)
         ]  # fmt: skip
 
     def _clips(self, now: WhatIf) -> list[dict[str, Any]]:
         out = []
-        for what, dash in ((self.recorded, "dot"), (now, "solid")):
-            shares = what.clip_fractions()
+        for shares, dash in ((self.recorded_parts[1], "dot"), (now.clip_fractions(), "solid")):
             out += [
                 {
                     "type": "scatter", "mode": "lines" if dash == "dot" else "lines+markers", "x": shares.index.to_numpy(),
@@ -562,26 +585,22 @@ class Panels:
         judged = judged if now.updates_made is None else [now.updates_made]
         upper = 1 + config.eps_high if config.foreign == "gspo" or self.replay.own.all() else 1.0
         lowers = [1 - config.eps_low if self.replay.own.all() else lower_bound(m, config) for m in judged]
-        # the narrow band over the wide one looks darker
-        shapes = [{**BAND, "x0": low, "x1": upper, "fillcolor": SHADE} for low in (lowers[0], lowers[-1])]
         start = max(self.steps[-1] - config.window + 1, self.steps[0])
-        shapes.append({
-            **BAND, "xref": "x6", "yref": "y6 domain", "x0": start - 0.4, "x1": self.steps[-1] + 0.4, "fillcolor": SHADE,
-        })  # fmt: skip
         whose = "s, own rollouts" if self.replay.own.all() else "s, foreign rollouts; grey: band"
         beyond = f"; {self.beyond:,} above {LARGEST_RATIO:g}: last bar" if self.beyond else ""
         zero = int((now.advantage == 0).sum())
         thin = len(self.points) < len(self.replay.used)
         return {
-            "title": {"text": title, "x": 0.01, "y": 0.985, "yanchor": "top", "font": {"size": 15}},
-            "shapes": shapes,
-            "xaxis_title_text": f"{whose}{beyond}",
-            "xaxis2_title_text": f"ratio s ({len(self.points):,} of {len(self.replay.used):,} rollouts)"
-            if thin
-            else "ratio s",
-            "xaxis3_title_text": f"A (not shown: {zero:,} with A = 0)" if zero else "A",
-            "xaxis3_range": [-self.largest_a, self.largest_a],
-        }
+            "title.text": title,
+            # the narrow band over the wide one looks darker
+            "shapes[0].x0": lowers[0], "shapes[0].x1": upper, "shapes[1].x0": lowers[-1], "shapes[1].x1": upper,
+            "shapes[2].x0": start - 0.4, "shapes[2].x1": self.steps[-1] + 0.4,
+            "xaxis.title.text": f"{whose}{beyond}", "xaxis.range": list(self.edges[[0, -1]]),
+            "xaxis2.title.text": f"s ({len(self.points):,} of {len(self.replay.used):,} rollouts)" if thin else "s",
+            "xaxis2.range": list(self.edges[[0, -1]]),
+            "xaxis3.title.text": f"A (not shown: {zero:,} with A = 0)" if zero else "A",
+            "xaxis3.range": [-self.largest_a, self.largest_a],
+        }  # fmt: skip
 
 
 def _lines(text: str, width: int = 70, longest: int = 210) -> str:
@@ -602,27 +621,26 @@ def _same(new: Any, old: Any) -> bool:
 # ── words and numbers ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _summary(experience: Experience, now: WhatIf, recorded: WhatIf) -> str:
-    """A few sentences in HTML."""
-    left = experience.of_learner(now.learner)["left_out"]
-    reasons = ", ".join(f"{count} {escaped(why, 40)}" for why, count in left[left != ""].value_counts().items())
+def _summary(replay: Replay, now: WhatIf, recorded: WhatIf, recorded_shares: pd.DataFrame) -> str:
+    """What the settings do, in a few numbers, and what they cannot say, in HTML."""
+    left = replay.frame["left_out"].to_numpy()
+    reasons = ", ".join(f"{count} {escaped(why, 40)}" for why, count in Counter(left[left != ""]).items())
     out = [f"<b>{len(now.row):,} rollouts</b>{f' (left out: {reasons})' if reasons else ''}"]
-    foreign = ~now.own
-    if foreign.any():
-        for name in now.names[1:]:
-            ω = now.weight[now.of == now.names.index(name)][0]
-            out.append(f"ω({escaped(name, 40)}, {escaped(now.learner, 40)}) = {ω:.3f}")
+    if (~now.own).any():
+        for i, name in enumerate(now.names[1:], start=1):
+            omega = now.weight[now.of == i][0]
+            out.append(f"ω({escaped(name, 40)}, {escaped(now.learner, 40)}) = {omega:.3f}")
         teach = [f"{100 * (~w.clipped[~w.own]).mean():.0f} %" for w in (recorded, now)]
-        pull = [f"{100 * (1 - w.shares().loc[w.learner].sum()):.0f} %" for w in (recorded, now)]
-        out.append(f"foreign rollouts in the band: {teach[1]} (recorded {teach[0]})")
+        pull = [f"{100 * (1 - shares.loc[now.learner].sum()):.0f} %" for shares in (recorded_shares, now.shares())]
+        out.append(f"foreign rollouts that are not clipped: {teach[1]} (recorded {teach[0]})")
         out.append(f"foreign share of the gradient: {pull[1]} (recorded {pull[0]})")
     else:
-        out.append("this learner used its own rollouts only, so nothing here can be moved")
-    note = NOTE if experience.trained else f"{NOTE} Scored before any update of this step, so own ratios are 1."
-    note += " A share of the gradient counts every rollout's ∇ mean log π as equally long: what the true gradients add up to, "
-    note += "gradients.gradient_parts measures."
-    numbers = " · ".join(out)
-    return f"<div style='line-height:1.5'>{numbers}<br><span style='color:{GREY}'>{note}</span></div>"
+        out.append("this learner used its own rollouts only, so there is nothing to move")
+    before = "" if replay.experience.trained else " Scored before any update of this step: own ratios are 1."
+    return (
+        f"<div style='line-height:1.5'>{' · '.join(out)}<br>"
+        f"<span style='color:{GREY}'>{NOTE}{before} {EQUAL_LENGTHS}</span></div>"
+    )
 
 
 def _table(replay: Replay, now: WhatIf, recorded: WhatIf, order: str) -> Table:
