@@ -16,7 +16,7 @@ from hacpo_kit.experience import Experience, recorded_steps
 from hacpo_kit.live import Live
 from hacpo_kit.objective import lower_bound
 from hacpo_kit.pictures import COLORS, GREY
-from hacpo_kit.plots import AXIS, MAX_POINTS, Figure, Table, escaped
+from hacpo_kit.plots import AXIS, Figure, Table, escaped
 from hacpo_kit.records import Pool, StepStats
 from hacpo_kit.whatif import Replay, WhatIf
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from hacpo_kit.advantages import Capability
     from hacpo_kit.training import Run
 
-BINS = 40  # of a histogram
+BINS = 32  # of a histogram
+MAX_POINTS = 500  # drawn of the rollouts: each costs time at every move; the panel says how many there are
 LARGEST_RATIO = 2.0  # ratios above share the last bar, and the panel says how many
 ROWS = 12  # of the table
 ORDERS = {
