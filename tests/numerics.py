@@ -3,8 +3,9 @@
     python tests/numerics.py           prints how nbval should run here
     python tests/numerics.py --write   keeps the mark of this machine; `make notebooks` does so after executing them
 
-A processor may round a sum in another order, a sampled token then differs now and then, and soon every figure does: nothing is wrong,
-but nothing can be compared either. There nbval only checks that every cell runs and that every assertion of a notebook holds.
+A processor may round a sum in another order, a sampled token then differs now and then, and soon every figure does:
+nothing is wrong, but nothing can be compared either. There nbval only checks that every cell runs and that every
+assertion of a notebook holds.
 """
 
 from __future__ import annotations
