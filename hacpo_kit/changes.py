@@ -1,4 +1,4 @@
-"""Settings that change between the steps of a run: which may, how the run's record keeps them, how a resumed run gets them back."""
+"""Settings that change within a run: which may, how its record keeps them, how a resumed run gets them back."""
 
 from __future__ import annotations
 
