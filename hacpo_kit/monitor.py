@@ -288,7 +288,9 @@ class Monitor(Live):
         """The four panels: accuracy, reward, capability, importance ratio."""
         fig = _panels(self._title(), "step", "", list(PANELS.values()), height=300)
         for i, unit in enumerate(UNITS, start=1):
-            fig.layout[f"yaxis{i if i > 1 else ''}"].title.text = unit
+            axis = fig.layout[f"yaxis{i if i > 1 else ''}"]
+            axis.update(title_text=unit, rangemode="normal" if i == len(UNITS) else "tozero")
+        fig.update_xaxes(rangemode="tozero")
         for (panel, name, who), curve in self.curves.items():
             place = list(PANELS).index(panel) + 1
             x, y = curve.points()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from copy import deepcopy
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
-import plotly.graph_objects as go
 
 from hacpo_kit.config import Config
+from hacpo_kit.livefigure import LiveFigure
 from hacpo_kit.plots import escaped
 from hacpo_kit.rollout_view import problem_names, telling_problem
 
@@ -34,19 +33,6 @@ SETTINGS: dict[str, dict[str, tuple[float, float, float]]] = {
 }  # fmt: skip
 
 
-class LiveFigure(go.FigureWidget):
-    """A FigureWidget that a page opened later sees as it is now: by itself, it would be sent as it was when it was made."""
-
-    def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
-        """The state for a page; all of it for a new one."""
-        state = super().get_state(key, drop_defaults)
-        if key is None and {"_data", "_layout_obj"} <= vars(self).keys():  # not while it is being made
-            for name, now in (("_widget_data", self._data), ("_widget_layout", self._layout_obj._props)):
-                if name in state:
-                    state[name] = self.trait_metadata(name, "to_json")(deepcopy(now), self)
-        return state
-
-
 class View:
     """The widgets of one monitor, `root` around them, and `draw`, which brings them up to date."""
 
@@ -56,7 +42,6 @@ class View:
         self.held: StepResult | None = None  # the step whose rollouts are shown
         self._filling = False  # options are being replaced: nobody has chosen anything
         self.curves = LiveFigure(monitor.figure()).add_class("hacpo-curves")
-        self.curves._config = {"displaylogo": False, "responsive": True}
         self.progress = w.IntProgress(min=0, max=monitor.steps, layout=w.Layout(width="220px"))
         self.status, self.table = w.HTML().add_class("hacpo-status"), w.HTML().add_class("hacpo-table")
         self.root = w.VBox([self._buttons(), self.status, self.curves, self.table, self._panes()])
@@ -200,4 +185,4 @@ class View:
                 self.rollouts.value = self.monitor.rollouts_html(self.problem.index, self.held)
 
 
-__all__ = ["LiveFigure", "View"]
+__all__ = ["View"]
