@@ -23,6 +23,7 @@ from hacpo_kit.agents import Agent, as_list, check_names, load_agent
 from hacpo_kit.changes import check_change, record_change, replay, wanted_config
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
+from hacpo_kit.experience import Experience, drop_after, path_of
 from hacpo_kit.files import append_lines, locked, truncate_lines, write_json
 from hacpo_kit.live import unattended
 from hacpo_kit.problems import Problems, load_problems
@@ -159,6 +160,7 @@ def train(
     save_every: int = 5,
     samples: int = 4,
     save_first: bool = False,
+    record_every: int = 1,
     reward_function: Callable = boxed_math,
     callbacks: Sequence[Callable[[StepResult], Any]] = (),
     changes: Mapping[str, Any] | None = None,
@@ -166,8 +168,9 @@ def train(
 ) -> Run:
     """Trains the agents in place for `steps` steps; with `out`, records everything there and goes on from there.
 
-    Writes metrics.jsonl (one line a step), samples.jsonl (rollouts with reward and advantage), config.json, run.json and
-    checkpoints. Evaluates on `test` before training, every `eval_every` steps and at the end, and on each further set
+    Writes metrics.jsonl (one line a step), samples.jsonl (rollouts with reward and advantage), config.json, run.json,
+    checkpoints, and every `record_every` steps (0: never) the step's whole experience, which `widgets.explorer` opens.
+    Evaluates on `test` before training, every `eval_every` steps and at the end, and on each further set
     of `tests` before training and at the end (metrics `avg@1/<name>`). Saves every `save_every` steps and at the end; with
     `save_first` also before the first step. Ctrl-C ends the run cleanly after the current step, a second one at once.
 
@@ -184,6 +187,8 @@ def train(
             raise ValueError(f"{name}={interval}: it must be at least 1")
     if steps < 1:
         raise ValueError(f"steps={steps}: it must be at least 1")
+    if record_every < 0:
+        raise ValueError(f"record_every={record_every}: it must be 0 (never) or more")
     agents = as_list(agents)
     problems = _as_problems(problems)
     tests = _as_tests(tests)
@@ -208,7 +213,7 @@ def train(
     with locked(folder and folder / ".lock", what=f"run {folder}"), Interrupt() as watch:
         if folder is not None:
             sets, intervals = (problems, test, tests), (eval_every, eval_k, save_every)
-            record = _record(agents, *sets, config, steps, *intervals, samples, reward_function)
+            record = _record(agents, *sets, config, steps, *intervals, samples, record_every, reward_function)
             state, history = _open_run(folder, record, config, agents, state)
             config = replay(folder, state.step, config)
         config = _changed(config, config.replace(**(changes or {})), problems, folder, state.step)
@@ -228,6 +233,8 @@ def train(
                 finish_line(last.metrics, state)
                 if folder is not None:
                     append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
+                    if record_every and state.step % record_every == 0:
+                        Experience.of_step(last, agents, config, state.step).save(path_of(folder, state.step))
                 report(history[-1])
                 answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
                 before, config = config, _changed(config, wanted_config(answers), problems, folder, state.step)
@@ -302,7 +309,8 @@ def resume(
     test = _again("test", test, record["test"]) if record["test"] else None
     given, described = tests or {}, record.get("tests", {})
     tests = {name: _again(f"test set {name!r}", given.get(name), about) for name, about in described.items()} | given
-    options = {**{k: record[k] for k in ("eval_every", "eval_k", "save_every", "samples")}, **options}
+    kept = ("eval_every", "eval_k", "save_every", "samples", "record_every")
+    options = {**{k: record[k] for k in kept if k in record}, **options}
     return train(
         agents,
         problems,
@@ -365,7 +373,7 @@ def _as_tests(tests: Mapping[str, Sequence[Problem]] | None) -> dict[str, Proble
 
 
 def _record(
-    agents, problems, test, tests, config, steps, eval_every, eval_k, save_every, samples, reward_function
+    agents, problems, test, tests, config, steps, eval_every, eval_k, save_every, samples, record_every, reward_function
 ) -> dict:
     def described(p):
         if p is None:
@@ -375,7 +383,7 @@ def _record(
 
     return {
         "steps": steps, "seed": config.seed, "eval_every": eval_every, "eval_k": eval_k, "save_every": save_every,
-        "samples": samples,
+        "samples": samples, "record_every": record_every,
         "reward_function": getattr(reward_function, "__qualname__", type(reward_function).__qualname__),
         "agents": [
             {"name": a.name, "origin": a.origin, "prompt_format": "chat" if a.chat else "plain", "template": a.template,
@@ -407,6 +415,7 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
         raise ValueError("a new run needs agents as they were loaded; these have been trained: load them again")
     history = truncate_lines(folder / "metrics.jsonl", state.step)
     truncate_lines(folder / "samples.jsonl", state.step)
+    drop_after(folder, state.step)
     return state, history
 
 

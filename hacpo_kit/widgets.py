@@ -1,4 +1,4 @@
-"""The interactive views, for notebooks: `hk.widgets.monitor`."""
+"""The interactive views, for notebooks: `hk.widgets.explorer` and `hk.widgets.monitor`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hacpo_kit.explorer import Explorer, explorer
 from hacpo_kit.live import Live, unattended
 
 if TYPE_CHECKING:
@@ -40,4 +41,4 @@ def monitor(
     return made.start() if autostart else made
 
 
-__all__ = ["Live", "monitor", "unattended"]
+__all__ = ["Explorer", "Live", "explorer", "monitor", "unattended"]
