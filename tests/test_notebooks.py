@@ -19,7 +19,9 @@ COURSE = [p for p in NOTEBOOKS if p.parent.name == "notebooks"]
 # parameters with which a notebook is done sooner than with its own, and its statements still hold
 SMALL: dict[str, dict] = {
     "00_quickstart": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
+    "05_one_update": {"held_out": 40},
     "06_experiment": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
+    "09_three_agents": {"steps": 3},
 }
 
 
