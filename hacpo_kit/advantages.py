@@ -1,4 +1,4 @@
-"""Stage 3, advantage: capability window, capability ratio, capability-aware advantage (eqs. 6-10)."""
+"""③ advantage: capability window, capability ratio, capability-aware advantage (eqs. 6-10)."""
 
 from __future__ import annotations
 

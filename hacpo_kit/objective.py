@@ -1,4 +1,4 @@
-"""Stage 4a, the objective: importance ratio, clip band, loss (eqs. 11-14 and 47-53). Pure tensors in, tensors out."""
+"""④ update, its objective: importance ratio, clip band, loss (eqs. 11-14 and 47-53). Pure tensors in, tensors out."""
 
 from __future__ import annotations
 

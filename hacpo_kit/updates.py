@@ -1,4 +1,4 @@
-"""Stage 4b, update: mini-batches → loss → one optimiser step each. The only place that changes a model."""
+"""④ update: mini-batches → loss → one optimiser step each. The only place that changes a model."""
 
 from __future__ import annotations
 
