@@ -24,7 +24,7 @@ _HOME = {
     "updates": "update",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
-_MODULES = ("compare", "experiments", "plots")
+_MODULES = ("compare", "experiments", "plots", "widgets")
 __all__ = sorted([*_MODULE_OF, *_MODULES])
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-import io
+import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,15 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from hacpo_kit.compare import MEAN, interval
-from hacpo_kit.records import StepStats
+from hacpo_kit.config import Config
+from hacpo_kit.objective import clip_band
+from hacpo_kit.pictures import COLORS, DASHES, GREY, HEIGHT, draw
+from hacpo_kit.pictures import stages as stages
+from hacpo_kit.records import Batch, StepStats
 
 if TYPE_CHECKING:
     from hacpo_kit.advantages import Capability
 
-# Okabe and Ito's colours, distinguishable with every kind of colour vision, the blue a little lighter so that it and the
-# grey of the text read on white and on black
-COLORS = ("#1f83c4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREY = "#7a7a7a"
 # a method looks the same on every page: the ablations of hacpo, seldom beside the other methods, share their colours dashed
 METHOD_STYLES = {
     "hacpo": (COLORS[0], "solid"), "gspo": (COLORS[1], "solid"), "gspo_x2": (COLORS[4], "solid"),
@@ -28,13 +29,6 @@ METHOD_STYLES = {
     "no_capability_baseline": (COLORS[1], "dash"), "no_discrepancy": (COLORS[2], "dash"), "alpha=0": (COLORS[3], "dash"),
     "delta_step=0": (COLORS[4], "dash"), "no_clip": (COLORS[5], "dash"),
 }  # fmt: skip
-DASHES = {
-    "solid": "-",
-    "dash": "--",
-    "dot": ":",
-    "dashdot": "-.",
-}  # plotly's name → matplotlib's; lines that coincide stay visible
-HEIGHT = 422  # of a figure with one panel (pixels)
 MAX_POINTS = 2000  # a trace; more are thinned, and the title says so
 
 
@@ -61,7 +55,7 @@ class Figure(go.Figure):
     def png(self, width: float | None = None, dpi: int | None = None) -> bytes:
         """A static picture of the figure: a transparent PNG, about 900 pixels wide, drawn without a browser."""
         beside = (self.layout.meta or {}).get("columns", 1) > 1  # panels side by side want room
-        return _draw(self, width or (10.0 if beside else 8.0), dpi or (90 if beside else 110))
+        return draw(self, width or (10.0 if beside else 8.0), dpi or (90 if beside else 110))
 
 
 AXIS = {
@@ -69,7 +63,8 @@ AXIS = {
 }  # fmt: skip
 
 
-def _figure(title: str, x: str, y: str, *, height: int = HEIGHT, **layout: Any) -> Figure:
+def figure(title: str, x: str, y: str, *, height: int = HEIGHT, **layout: Any) -> Figure:
+    """An empty figure in the package's style, for traces of one's own: scatter, bar and heatmap have a static picture too."""
     return Figure(
         layout={
             "template": "none",
@@ -96,7 +91,7 @@ def _panels(title: str, x: str, y: str, names: Sequence[str], *, height: int) ->
     gap = min(110 / total, 1 / rows)  # room for the labels of the axis above
     grid = make_subplots(rows, columns, subplot_titles=list(names), vertical_spacing=gap, horizontal_spacing=0.1)
     fig = Figure(grid).update_layout(template="none")
-    fig.update_layout(_figure(title, x, y, height=total).layout)
+    fig.update_layout(figure(title, x, y, height=total).layout)
     fig.update_xaxes(**AXIS, title_text=x)
     fig.update_yaxes(**AXIS, title_text=y)
     fig.update_annotations(font={"color": GREY, "size": 13})
@@ -122,7 +117,7 @@ def learning_curves(
     rows = runs.dropna(subset=[metric])
     count = int(rows.groupby(list(by))["run"].nunique().max()) if "run" in rows else 1
     note = f" (95 % interval over {count} runs each)" if count > 1 else ""
-    fig = _figure(title or f"{_label(metric).capitalize()}{note}", _label(x), _label(metric))
+    fig = figure(title or f"{_label(metric).capitalize()}{note}", _label(x), _label(metric))
     for name, group in rows.groupby(list(by), sort=False):
         color, dash = _style(rows, by, name)
         # agents of one run are averaged first: runs, not agents, are independent
@@ -162,7 +157,7 @@ def lines(
     for axis, values in (("x", curves.index), ("y", curves.to_numpy())):
         if axis in log and (np.asarray(values, float) <= 0).any():
             raise ValueError(f"log={log!r}, but the {axis} values of {title!r} are not all above 0")
-    fig = _figure(title, x or str(curves.index.name), y)
+    fig = figure(title, x or str(curves.index.name), y)
     fig.update_layout({f"{axis}axis": {"type": "log"} for axis in log})
     for place, column in enumerate(curves):
         color = COLORS[(colors[place] if colors else place) % len(COLORS)]
@@ -300,7 +295,7 @@ def capability_ratios(capability: Capability) -> Figure:
     """ω of every pair of agents over the steps (eq. 9); above 1 the first is the stronger."""
     names = list(capability)
     steps = max(map(len, capability.history.values()), default=0)
-    fig = _figure("Capability ratio: who is ahead, and by how much", "step", "ω (first ÷ second)")
+    fig = figure("Capability ratio: who is ahead, and by how much", "step", "ω (first ÷ second)")
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     for color, (a, b) in zip(_cycle(COLORS), pairs, strict=False):
         past = [capability.at(s) for s in range(1, steps + 1)]
@@ -311,6 +306,113 @@ def capability_ratios(capability: Capability) -> Figure:
         )  # fmt: skip
     _line(fig, 1.0)
     return fig
+
+
+def capability_matrix(capability: Capability, step: int | None = None) -> Figure:
+    """ω of every agent (row) to every other (column), n × n, after `step` steps or all of them (eq. 9)."""
+    past = capability if step is None else capability.at(step)
+    names = [name for name in past.history if name in _known(past)]
+    cells = np.array([[past.ratio(a, b) for b in names] for a in names])
+    when = max(map(len, past.history.values()), default=0)
+    fig = figure(f"Capability ratios after step {when}: row ÷ column", "second agent", "first agent", height=HEIGHT)
+    # the logarithm: twice as strong and half as strong are equally far from 1
+    fig.add_heatmap(
+        z=np.log10(cells), x=names, y=names, text=[[f"{v:.2f}" for v in row] for row in cells], texttemplate="%{text}",
+        hovertemplate="ω(%{y}, %{x}) = %{text}<extra></extra>", zmin=-1, zmax=1, showscale=False,
+        textfont={"color": "black"}, colorscale=[[0, "#f0a878"], [0.5, "#f4f4f4"], [1, "#8fc3e8"]],
+    )  # fmt: skip
+    return fig.update_layout(yaxis_autorange="reversed", margin_l=170)
+
+
+def _known(capability: Capability) -> set[str]:
+    """The agents with a scorable rollout in the window."""
+    known = set()
+    for name in capability:
+        try:
+            known.add(name) if capability[name] is not None else None
+        except KeyError:
+            continue
+    return known
+
+
+def advantages(batches: Batch | Sequence[Batch], *, weighted: bool = False) -> Figure:
+    """How many rollouts of each source got which advantage, one panel a learner (eqs. 6-7).
+
+    `weighted`: what the update uses, ω(source, learner)·A for foreign rollouts (eq. 10).
+    """
+    many = [batches] if isinstance(batches, Batch) else list(batches)
+    what = "ω·A" if weighted else "A"
+    values = [(b.advantages * b.weights if weighted else b.advantages).numpy() for b in many]
+    most = max(1.0, *(float(np.abs(v).max(initial=0)) for v in values))
+    edges = np.linspace(-most, most, 32)  # an odd number of bins: zero has its own
+    sources = list(dict.fromkeys(name for b in many for name in b.pool.agents))
+    names = [f"{b.learner} learns" for b in many]
+    title = f"Advantages of {sum(map(len, many)):,} rollouts, by who wrote them"
+    fig = _panels(title, f"advantage {what} (standard deviations)", "rollouts", names, height=330)
+    for i, (batch, value) in enumerate(zip(many, values, strict=True), start=1):
+        writer = np.array([r.source for r in batch.rollouts])
+        for source in sources:
+            if not (writer == source).any():
+                continue
+            counts, _ = np.histogram(value[writer == source], edges)
+            fig.add_bar(
+                x=(edges[1:] + edges[:-1]) / 2, y=counts, name=source, legendgroup=source, showlegend=i == 1,
+                marker={"color": COLORS[sources.index(source) % len(COLORS)]}, xaxis=f"x{i if i > 1 else ''}",
+                yaxis=f"y{i if i > 1 else ''}", hovertemplate=f"{what} about %{{x:.2f}}: %{{y}} rollouts",
+            )  # fmt: skip
+    return fig.update_layout(barmode="stack", bargap=0.05)
+
+
+def clip_bands(configs: Config | Mapping[str, Config], *, updates: int = 8, stats: StepStats | None = None) -> Figure:
+    """Where the band of foreign rollouts begins at every mini-batch, a line a config; up to s = 1 they teach (eqs. 13-14).
+
+    `stats` adds the foreign ratios of a real step as points.
+    """
+    named = {"": configs} if isinstance(configs, Config) else dict(configs)
+    m = np.arange(updates + 1)
+    fig = figure("The band closes: below the line a foreign rollout teaches nothing", _M, "importance ratio s")
+    for color, (name, config) in zip(_cycle(COLORS), named.items(), strict=False):
+        lower = [clip_band(int(i), config.delta, config.delta_step)[0] for i in m]
+        label = name or f"δ = {config.delta:g}, δ_step = {config.delta_step:g}"
+        band = pd.DataFrame({"low": lower, "high": 1.0}, index=m)
+        _band(fig, band, color, label, alpha=0.12)
+        fig.add_scatter(
+            x=m, y=lower, name=label, mode="lines+markers", line={"color": color}, legendgroup=label, showlegend=True
+        )
+    if stats is not None:
+        foreign = stats.to_frame().query("not own")
+        points, told = thinned(foreign)
+        jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(points))
+        fig.add_scatter(
+            x=points["updates_made"] + jitter, y=points["ratio"], mode="markers", name=f"foreign rollouts of {stats.learner}",
+            marker={"color": GREY, "size": 5, "symbol": "circle", "opacity": 0.5}, showlegend=True,
+        )  # fmt: skip
+        fig.update_layout(title_text=f"{fig.layout.title.text}{told}")
+    _line(fig, 1.0)
+    return fig
+
+
+def gradient_shares(
+    shares: pd.DataFrame, *, title: str = "Whose rollouts make the gradient", x: str | None = None
+) -> Figure:
+    """Stacked bars: one bar a row of `shares`, one colour a column ("own", then the sources), in percent of the whole.
+
+    `x` defaults to the name of the index, or to the mini-batch. The shares of `gradients.gradient_parts` add up to 1; a part that pulls against the whole has a negative one.
+    Raises ValueError if a row does not add up to 1 (rows of NaN, without any gradient, stay empty).
+    """
+    sums = shares.sum(axis=1, min_count=1)
+    if ((sums - 1).abs() > 0.01).any():
+        row = (sums - 1).abs().idxmax()
+        raise ValueError(f"the shares of {row!r} add up to {sums[row]:.3f}, not 1")
+    fig = figure(title, x or str(shares.index.name or _M), "share of the gradient (%)")
+    for color, part in zip(_cycle(COLORS), shares, strict=False):
+        fig.add_bar(
+            x=list(shares.index), y=100 * shares[part], name=str(part), showlegend=True, marker={"color": color},
+            hovertemplate="%{y:.0f} %",
+        )  # fmt: skip
+    if pd.api.types.is_integer_dtype(shares.index):
+        fig.update_xaxes(tickvals=list(shares.index)[:: -(-len(shares) // 24)])
+    return fig.update_layout(barmode="relative", bargap=0.25)
 
 
 def importance_ratios(stats: StepStats | Sequence[StepStats]) -> Figure:
@@ -325,16 +427,14 @@ def importance_ratios(stats: StepStats | Sequence[StepStats]) -> Figure:
         "foreign, in the band": (~frame["own"] & ~frame["clipped"], COLORS[2], "circle"),
         "foreign, clipped: no gradient": (~frame["own"] & frame["clipped"], COLORS[1], "circle-open"),
     }
-    fig = _figure(
-        f"Importance ratios in one step of {names}", "mini-batch m (optimiser updates already made)", "ratio s"
-    )
-    thinned = False
+    fig = figure(f"Importance ratios in one step of {names}", _M, "importance ratio s")
+    told = ""
     for name, (rows, color, symbol) in kinds.items():
         points = frame[rows]
         if points.empty:
             continue
-        thinned |= len(points) > MAX_POINTS
-        points = points.sample(MAX_POINTS, random_state=0) if len(points) > MAX_POINTS else points
+        points, note = thinned(points)
+        told = told or note
         jitter = rng.uniform(-0.3, 0.3, len(points))
         fig.add_scatter(
             x=points["updates_made"] + jitter, y=points["ratio"], mode="markers", name=name,
@@ -347,15 +447,20 @@ def importance_ratios(stats: StepStats | Sequence[StepStats]) -> Figure:
                 fillcolor="rgba(128,128,128,0.25)",
             )  # fmt: skip
     fig.update_xaxes(tickvals=sorted(frame["updates_made"].unique()))
-    if thinned:
-        fig.update_layout(title_text=f"{fig.layout.title.text} ({MAX_POINTS} points a kind shown)")
-    return fig
+    return fig.update_layout(title_text=f"{fig.layout.title.text}{told}")
+
+
+def thinned(points: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """At most `MAX_POINTS` rows, chosen at random and always the same ones, and a note for the title ("" if all are there)."""
+    if len(points) <= MAX_POINTS:
+        return points, ""
+    return points.sample(MAX_POINTS, random_state=0).sort_index(), f" ({MAX_POINTS:,} points of a kind shown)"
 
 
 def ratio_history(history: Sequence[Mapping[str, Any]], agent: str) -> Figure:
     """Mean importance ratio of own and foreign rollouts over the steps of a run, with the range from least to greatest."""
     lines = [line for line in history if agent in line["agents"] and "own_ratio_mean" in line["agents"][agent]]
-    fig = _figure(f"Importance ratios of {agent} over training (mean, and the range of a step)", "step", "ratio s")
+    fig = figure(f"Importance ratios of {agent} over training (mean, and the range of a step)", "step", "ratio s")
     for who, color in (("own", COLORS[0]), ("foreign", COLORS[2])):
         rows = [(line["step"], line["agents"][agent]) for line in lines if f"{who}_ratio_mean" in line["agents"][agent]]
         if not rows:
@@ -373,6 +478,78 @@ def ratio_history(history: Sequence[Mapping[str, Any]], agent: str) -> Figure:
 def _line(fig: Figure, y: float, xref: str = "paper", yref: str = "y") -> None:
     line = {"color": GREY, "dash": "dot", "width": 1}
     fig.add_shape(type="line", xref=xref, yref=yref, x0=0, x1=1, y0=y, y1=y, line=line)
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Table:
+    """Rows as an HTML table in which nothing that a model wrote can become markup, formula or script."""
+
+    def __init__(self, frame: pd.DataFrame, limit: int = 20):
+        self.frame, self.limit = frame, limit
+
+    def __repr__(self) -> str:
+        return self.frame.head(self.limit).to_string()
+
+    def _repr_html_(self) -> str:
+        shown = self.frame.head(self.limit)
+        head = "".join(f"<th style='{_HEAD}'>{escaped(c)}</th>" for c in shown)
+        rows = "".join(f"<tr>{''.join(_cell(v) for v in row)}</tr>" for row in shown.itertuples(index=False))
+        left = len(self.frame) - len(shown)
+        more = f"<div style='color:{GREY}'>{left:,} more rows are not shown</div>" if left else ""
+        # the class keeps MathJax out: $…$ in an answer is text
+        return (
+            f"<div class='tex2jax_ignore mathjax_ignore' style='overflow-x:auto'><table style='border-collapse:collapse'>"
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
+        )
+
+
+_HEAD = f"text-align:left;padding:4px 10px;border-bottom:1px solid {GREY}"
+_LONGEST = 400  # characters of a cell
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        text, align = f"<span style='color:{GREY}'>–</span>", "left"
+    elif isinstance(value, bool | np.bool_):
+        text, align = ("yes" if value else "no"), "left"
+    elif isinstance(value, float | np.floating):
+        text, align = f"{value:.4g}", "right"
+    elif isinstance(value, int | np.integer):
+        text, align = str(value), "right"
+    else:
+        text, align = f"<code style='white-space:pre-wrap;unicode-bidi:isolate'>{escaped(value)}</code>", "left"
+    return f"<td style='text-align:{align};padding:3px 10px;vertical-align:top'>{text}</td>"
+
+
+def escaped(text: Any, longest: int = _LONGEST) -> str:
+    """Text that HTML shows as it is: markup escaped, control characters named, and cut with a count of what is missing."""
+    text = str(text)
+    cut = f" … (+{len(text) - longest:,} characters)" if len(text) > longest else ""
+    visible = _INVISIBLE.sub(lambda c: f"\\u{ord(c[0]):04x}", text[:longest])
+    return html.escape(visible + cut).replace("$", "&#36;")
+
+
+# control characters, and those that turn the direction of writing; line feed and tab stay
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def rollout_table(rollouts: Any, columns: Sequence[str] | None = None, *, limit: int = 20) -> Table:
+    """Rollouts as a table that is safe to show: of a `Pool`, a list of dicts, or a frame with a row a rollout.
+
+    Raises KeyError, naming it, for a missing column.
+    """
+    frame = rollouts.to_frame() if hasattr(rollouts, "to_frame") else pd.DataFrame(rollouts)
+    columns = [c for c in _ROLLOUT_COLUMNS if c in frame] if columns is None else list(columns)
+    for column in columns:
+        if column not in frame:
+            raise KeyError(f"no column {column!r}; there are {', '.join(map(str, frame.columns))}")
+    return Table(frame[columns], limit)
+
+
+_ROLLOUT_COLUMNS = ("prompt", "gold", "source", "text", "reward", "status", "length", "mean_logp")
+_M = "mini-batch m (optimiser updates already made)"
 
 
 _LABELS = {
@@ -394,124 +571,3 @@ def _cycle(values: Sequence[str]):
 
 def _faded(color: str, alpha: float) -> str:
     return f"rgba({int(color[1:3], 16)},{int(color[3:5], 16)},{int(color[5:7], 16)},{alpha})"
-
-
-# ── the static twin ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _draw(fig: go.Figure, width: float, dpi: int) -> bytes:
-    """Draws the kinds of traces this module uses with matplotlib; raises NotImplementedError for any other."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    height = 8.0 * 0.48 * (fig.layout.height or HEIGHT) / HEIGHT if fig.layout.meta else width * 0.48
-    canvas = Canvas(figsize=(width, height), dpi=dpi, layout="constrained")
-    FigureCanvasAgg(canvas)
-    meta = fig.layout.meta or {"panels": [""], "columns": 1}
-    columns = meta["columns"]
-    axes = canvas.subplots(-(-len(meta["panels"]) // columns), columns, squeeze=False).flatten()
-    for shape in fig.layout.shapes:
-        _draw_shape(axes[_panel_of(shape.xref)], shape)
-    for trace in fig.data:
-        if trace.type != "scatter":
-            raise NotImplementedError(f"no static picture for traces of type {trace.type}")
-        _draw_scatter(axes[_panel_of(trace.xaxis)], trace)
-    for i, (ax, name) in enumerate(zip(axes, meta["panels"], strict=False)):
-        _draw_axes(ax, fig.layout[f"xaxis{i + 1 if i else ''}"], fig.layout[f"yaxis{i + 1 if i else ''}"], name)
-    for ax in axes[len(meta["panels"]) :]:
-        ax.set_visible(False)
-    _title_and_legend(canvas, axes, _literal(fig.layout.title.text))
-    return _small_png(canvas)
-
-
-def _small_png(canvas) -> bytes:
-    """256 colours are enough for lines on nothing, and make a third of the size: pages hold many figures."""
-    from PIL import Image
-
-    drawn, small = io.BytesIO(), io.BytesIO()
-    canvas.savefig(drawn, format="png", transparent=True)
-    Image.open(drawn).quantize(256, method=Image.Quantize.FASTOCTREE).save(small, format="PNG", optimize=True)
-    return small.getvalue()
-
-
-def _panel_of(axis: str | None) -> int:
-    """Position of the panel that "x", "x3" or "x3 domain" means; "paper" means the first."""
-    digits = "".join(c for c in axis or "" if c.isdigit())
-    return int(digits) - 1 if digits else 0
-
-
-def _draw_axes(ax, x, y, name: str) -> None:
-    if name:
-        ax.set_title(_literal(name), fontsize=10, color=GREY)
-    ax.set_xlabel(x.title.text)
-    ax.set_ylabel(y.title.text)
-    for axis, set_scale in ((x, ax.set_xscale), (y, ax.set_yscale)):
-        if axis.type == "log":  # setting "linear" would take the names off an axis of categories
-            set_scale("log")
-    if x.tickvals is not None:
-        ax.set_xticks(x.tickvals)
-    elif x.title.text == _LABELS["step"]:
-        ax.xaxis.get_major_locator().set_params(integer=True)
-    if y.tickvals is not None:
-        ax.set_yticks(y.tickvals, [_literal(text) for text in y.ticktext])
-    if y.range is not None:
-        ax.set_ylim(y.range)
-    _grey(ax)
-
-
-def _title_and_legend(canvas, axes, title: str) -> None:
-    if len(axes) == 1 and not axes[0].get_title():
-        axes[0].set_title(title, loc="left", fontsize=11, color=GREY)
-    else:
-        canvas.suptitle(title, x=0.01, ha="left", fontsize=11, color=GREY)
-    named = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if named:
-        # beside the axes: inside, it would lie on the points
-        canvas.legend(named.values(), named, frameon=False, labelcolor=GREY, fontsize=9, loc="outside right upper")
-
-
-def _draw_shape(ax, shape) -> None:
-    if shape.type == "rect":
-        ax.fill_between([shape.x0, shape.x1], shape.y0, shape.y1, color=(0.5, 0.5, 0.5, 0.25), linewidth=0)
-    elif shape.x0 == shape.x1:
-        ax.axvline(shape.x0, color=GREY, linestyle=":", linewidth=1)
-    else:
-        ax.axhline(shape.y0, color=GREY, linestyle=":", linewidth=1)
-
-
-def _draw_scatter(ax, trace) -> None:
-    if trace.fill == "toself":
-        r, g, b, a = (float(v) for v in trace.fillcolor[5:-1].split(","))
-        ax.fill(trace.x, trace.y, color=(r / 255, g / 255, b / 255, a), linewidth=0)
-    elif trace.mode == "markers":
-        color, hollow = trace.marker.color, str(trace.marker.symbol).endswith("open")
-        ax.scatter(
-            trace.x, trace.y, s=0.4 * (trace.marker.size or 5) ** 2, alpha=trace.marker.opacity,
-            facecolors="none" if hollow else color, edgecolors=color if hollow else "none", linewidths=0.7,
-            label=None if trace.showlegend is False else _literal(trace.name),
-        )  # fmt: skip
-        if trace.error_x.array is not None:
-            bars = {"fmt": "none", "ecolor": trace.error_x.color, "elinewidth": 1.8, "capsize": 3}
-            ax.errorbar(trace.x, trace.y, xerr=trace.error_x.array, **bars)
-    else:
-        style = {"color": trace.line.color, "linestyle": DASHES[trace.line.dash or "solid"], "linewidth": 1.6}
-        label = None if trace.showlegend is False else _literal(trace.name)
-        marker = "o" if "markers" in trace.mode else None
-        ax.plot(trace.x, trace.y, marker=marker, markersize=3.5, label=label, **style)
-
-
-def _literal(text: str) -> str:
-    """Text as it is: matplotlib reads dollar signs as formulas, and leaves labels that begin with _ out of the legend."""
-    return f" {text}".replace("$", r"\$") if (text or "").startswith("_") else (text or "").replace("$", r"\$")
-
-
-def _grey(ax) -> None:
-    """Text and axes that read on a light and on a dark page."""
-    ax.grid(color=(0.5, 0.5, 0.5, 0.25), linewidth=0.6)
-    ax.set_axisbelow(True)
-    for item in (ax.xaxis.label, ax.yaxis.label, *ax.get_xticklabels(), *ax.get_yticklabels()):
-        item.set_color(GREY)
-    ax.tick_params(colors=GREY)
-    for side, spine in ax.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(GREY)

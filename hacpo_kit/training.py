@@ -23,6 +23,7 @@ from hacpo_kit.agents import Agent, as_list, check_names, load_agent
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.files import append_lines, locked, truncate_lines, write_json
+from hacpo_kit.live import unattended
 from hacpo_kit.problems import Problems, load_problems
 from hacpo_kit.records import Batch, Pool, StepStats
 from hacpo_kit.rewards import boxed_math, reward
@@ -451,15 +452,8 @@ def _progress_mode(progress: str) -> str:
     if progress not in ("auto", "bar", "lines", "off"):
         raise ValueError(f"progress={progress!r}: it takes 'auto', 'bar', 'lines' or 'off'")
     if progress == "auto":
-        return os.environ.get("HACPO_KIT_PROGRESS") or ("lines" if _unattended() else "bar")
+        return os.environ.get("HACPO_KIT_PROGRESS") or ("lines" if unattended() else "bar")
     return progress
-
-
-def _unattended() -> bool:
-    """True in a kernel whose client takes no input: papermill and nbconvert, where a bar would be stored as text."""
-    with contextlib.suppress(Exception):
-        return not get_ipython().kernel._allow_stdin  # type: ignore[name-defined]
-    return False
 
 
 @contextlib.contextmanager

@@ -8,10 +8,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+import torch
 
 import hacpo_kit as hk
 from hacpo_kit.plots import MAX_POINTS, Figure, interval
-from hacpo_kit.records import MiniBatch, StepStats
+from hacpo_kit.records import Batch, MiniBatch, Pool, Rollout, StepStats
+
+HOSTILE = (
+    "</code></td></table><script>alert(1)</script><img src=x onerror=alert(2)> $x^2$ &amp; \x1b[31m\u202e" + "9" * 500
+)
 
 
 def stats(count=200, minibatches=3):
@@ -50,7 +55,25 @@ def figures():
         "learning_curves": hk.plots.learning_curves(curves()),
         "ratio_history": hk.plots.ratio_history(history, "A"),
         "lines": lines_figure(),
+        "capability_matrix": hk.plots.capability_matrix(c),
+        "advantages": hk.plots.advantages([batch("A"), batch("B")]),
+        "clip_bands": hk.plots.clip_bands({"0.2": hk.Config(), "0.8": hk.Config(delta=0.8)}, stats=stats()),
+        "gradient_shares": hk.plots.gradient_shares(pd.DataFrame({"own": [0.9, 0.4], "B": [0.1, 0.6]})),
     }
+
+
+def batch(learner, advantages=(1.5, -0.5, -0.5, 1.0, -1.5, 0.0)):
+    """Six rollouts, three of each agent, whose texts would do harm if a page took them for markup."""
+    own = torch.tensor([s == learner for s in "AAABBB"])
+    rollouts = [
+        Rollout("p", s, i % 3, HOSTILE, (1,), (2, 3), np.array([-0.1, -0.2]), True, reward=float(i % 2), status="wrong")
+        for i, s in enumerate("AAABBB")
+    ]
+    pool = Pool(tuple(rollouts), (hk.Problem("p", "1+1=", "2"),), ("A", "B"), 3)
+    ones = torch.ones(6)
+    weights = torch.where(own, 1.0, 2.0)
+    ids = tuple((1,) for _ in range(6))
+    return Batch(learner, ids, ids, -ones, torch.tensor(advantages), weights, own, tuple(range(6)), pool)
 
 
 def lines_figure(**options):
@@ -62,8 +85,10 @@ def lines_figure(**options):
 
 
 @pytest.mark.parametrize(
-    "name", ["importance_ratios", "capability_ratios", "learning_curves", "ratio_history", "lines"]
-)
+    "name",
+    ["importance_ratios", "capability_ratios", "learning_curves", "ratio_history", "lines", "capability_matrix", "advantages",
+     "clip_bands", "gradient_shares"],
+)  # fmt: skip
 def test_every_plot_has_labels_and_a_static_picture(name):
     figure = figures()[name]
     assert figure.layout.title.text and figure.layout.xaxis.title.text and figure.layout.yaxis.title.text
@@ -92,7 +117,7 @@ def test_importance_ratios_tell_own_from_foreign_and_clipped():
 
 def test_many_points_are_thinned_and_the_title_says_so():
     figure = hk.plots.importance_ratios(stats(count=8 * MAX_POINTS, minibatches=1))
-    assert max(len(t.x) for t in figure.data) == MAX_POINTS and f"{MAX_POINTS} points" in figure.layout.title.text
+    assert max(len(t.x) for t in figure.data) == MAX_POINTS and f"{MAX_POINTS:,} points" in figure.layout.title.text
 
 
 def test_capability_ratio_of_every_pair():
@@ -118,8 +143,8 @@ def test_intervals_are_over_runs_and_not_over_agents():
 def test_missing_columns_and_unknown_traces_are_named():
     with pytest.raises(KeyError, match="no column 'best@9'"):
         hk.plots.learning_curves(curves(), metric="best@9")
-    with pytest.raises(NotImplementedError, match="heatmap"):
-        Figure(data=[go.Heatmap(z=[[1]])]).png()
+    with pytest.raises(NotImplementedError, match="pie"):
+        Figure(data=[go.Pie(values=[1])]).png()
 
 
 def test_colour_tells_the_first_column_and_dash_the_second():
@@ -155,3 +180,99 @@ def test_lines_keep_the_names_of_categories_in_the_static_picture(monkeypatch):
     monkeypatch.setattr(Figure, "legend", lambda fig, *a, **k: (seen.extend(fig.axes), legend(fig, *a, **k))[1])
     hk.plots.lines(pd.DataFrame({"a": [1.0, 2.0]}, index=["right", "wrong"]), title="T", x="answers", y="cosine").png()
     assert [label.get_text() for label in seen[0].get_xticklabels()] == ["right", "wrong"]
+
+
+def test_advantages_count_every_rollout_once_by_source():
+    figure = hk.plots.advantages([batch("A"), batch("B")])
+    bars = {(t.xaxis or "x", t.name): t for t in figure.data}
+    assert set(bars) == {("x", "A"), ("x", "B"), ("x2", "A"), ("x2", "B")}
+    assert all(sum(t.y) == 3 for t in figure.data) and figure.layout.barmode == "stack"
+    here = {name: [round(x, 1) for x, y in zip(t.x, t.y, strict=True) if y] for (_, name), t in list(bars.items())[:2]}
+    assert here == {"A": [-0.5, 1.5], "B": [-1.5, 0.0, 1.0]}
+    weighted = hk.plots.advantages(batch("A"), weighted=True)
+    assert "ω·A" in weighted.layout.xaxis.title.text and max(weighted.data[1].x) > 2.5
+    assert len(hk.plots.advantages(batch("A", (0.0,) * 6)).png()) > 1000
+
+
+def test_clip_bands_narrow_with_every_update_and_end_at_one():
+    figure = hk.plots.clip_bands(hk.Config(), updates=10)
+    line = next(t for t in figure.data if t.name and t.showlegend)
+    np.testing.assert_allclose(line.y, [0.8, 0.825, 0.85, 0.875, 0.9, 0.925, 0.95, 0.975, 1, 1, 1])
+    with_points = hk.plots.clip_bands(hk.Config(), stats=stats(count=8 * MAX_POINTS, minibatches=1))
+    assert max(len(t.x) for t in with_points.data) == MAX_POINTS and "points of a kind" in with_points.layout.title.text
+
+
+def test_gradient_shares_are_percent_of_the_whole_and_may_pull_back():
+    figure = hk.plots.gradient_shares(pd.DataFrame({"own": [1.1, np.nan], "B": [-0.1, np.nan]}))
+    assert [t.y[0] for t in figure.data] == pytest.approx([110, -10]) and figure.layout.barmode == "relative"
+    assert len(figure.png()) > 1000
+    with pytest.raises(ValueError, match=r"the shares of 0 add up to 1\.300, not 1"):
+        hk.plots.gradient_shares(pd.DataFrame({"own": [0.9], "B": [0.4]}))
+
+
+def test_capability_matrix_has_every_pair_in_both_directions():
+    c = hk.Capability().with_step({"A": 0.2, "B": 0.4, "C": None})
+    cells = hk.plots.capability_matrix(c).data[0]
+    assert list(cells.x) == list(cells.y) == ["A", "B"]  # C had nothing scorable
+    assert [list(row) for row in cells.text] == [["1.00", "0.50"], ["2.00", "1.00"]]
+
+
+@pytest.mark.parametrize("current", [None, 1, 2, 3, 4])
+def test_the_four_stages_are_a_picture(current):
+    picture = hk.plots.stages(current)
+    image = matplotlib.image.imread(io.BytesIO(picture._repr_png_()))
+    assert image.shape[1] > 900 and image[0, 0, 3] == 0 and (image[..., 3] > 0).mean() > 0.02
+    assert "① rollout → ② reward → ③ advantage → ④ update" in repr(picture)
+    # only a marked stage is filled
+    tinted = np.isclose(image[..., 3], 0.1, atol=0.03).mean()
+    assert (tinted > 0.1) == (current is not None)
+
+
+def test_there_are_four_stages():
+    with pytest.raises(ValueError, match="current=5: the stages are 1"):
+        hk.plots.stages(5)
+
+
+# ── what a model writes ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_table_of_rollouts_shows_text_and_never_markup():
+    page = hk.plots.rollout_table(batch("A").pool, limit=4)._repr_html_()
+    assert "<script" not in page and "<img" not in page and page.count("</table>") == 1 and "$" not in page
+    assert "&lt;script&gt;alert(1)" in page and "&amp;amp;" in page and "&#36;x^2&#36;" in page
+    assert "\\u001b[31m" in page and "\\u202e" in page and "\x1b" not in page and "\u202e" not in page
+    assert "characters)" in page and "2 more rows are not shown" in page
+    assert "mathjax_ignore" in page
+
+
+def test_a_table_takes_what_it_is_given():
+    rows = [{"text": "a", "reward": None, "ended": True, "length": 3, "mean_logp": -0.123456}]
+    page = hk.plots.rollout_table(rows, ["text", "reward", "ended", "length", "mean_logp"])._repr_html_()
+    assert ">–<" in page and ">yes<" in page and ">3<" in page and ">-0.1235<" in page and "more rows" not in page
+    with pytest.raises(KeyError, match="no column 'txt'; there are text"):
+        hk.plots.rollout_table(rows, ["txt"])
+
+
+def test_every_kind_of_bar_has_a_static_picture():
+    """Stacked, beside each other, lying, with names or numbers: each is drawn differently."""
+    pictures = set()
+    for mode in ("stack", "group", "overlay", "relative"):
+        for x in ([1, 2, 3], ["a", "$b$", "_c"]):
+            for lying in (False, True):
+                fig = hk.plots.figure("T", "x", "y", barmode=mode)
+                for y, name in (([1, 2, -1], "one"), ([2, 1, -1], "two")):
+                    sides = {"x": y, "y": x, "orientation": "h"} if lying else {"x": x, "y": y}
+                    fig.add_bar(**sides, name=name, marker_color="#1f83c4", opacity=0.5)
+                pictures.add(fig.png())
+    assert len(pictures) >= 12  # overlay and group differ; relative and stack agree on bars of one sign only
+
+
+def test_annotations_stand_in_the_static_picture():
+    fig = hk.plots.figure("T", "x", "y").add_scatter(
+        x=[0, 1], y=[0, 1], mode="lines", line={"color": "#1f83c4", "shape": "hv"}
+    )
+    bare = fig.png()
+    for x, y, refs in ((0.5, 0.5, {}), (0.5, 0.9, {"xref": "paper", "yref": "paper"}), (0.2, 1.0, {"yref": "paper"})):
+        before = fig.png()
+        fig.add_annotation(x=x, y=y, text="half<br>way", showarrow=False, **refs)
+        assert fig.png() not in (bare, before)

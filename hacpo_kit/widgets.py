@@ -1,0 +1,5 @@
+"""The interactive views, for notebooks: `hk.widgets.explorer`."""
+
+from hacpo_kit.live import Live, unattended
+
+__all__ = ["Live", "unattended"]

@@ -1,0 +1,1 @@
+"""A real JupyterLab in headless Chromium; skipped where there is no browser."""
