@@ -29,7 +29,7 @@ lab: $(READY)
 
 # run all notebooks and store them with their outputs
 notebooks: $(READY)
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb notebooks/exercises/*.ipynb
 
 # the study that the README quotes: sweep, report and figures; a reduced one with GRID=reports/study/small.yaml
 GRID ?= reports/study/study.yaml

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 import torch
 import yaml
-from judge import Case, Exercise, Mistake, Verdict
+from judge import Case, Exercise, Mistake, Verdict, wrap
 from torch import Tensor
 
 import hacpo_kit as hk
@@ -758,13 +758,14 @@ class Tuning:
             return settings
         history, updates = self.run(settings)
         accuracy = history.groupby("step")["avg@1"].mean().dropna()
-        reward = history.groupby("step")["reward"].mean().dropna()
+        rewards = history.pivot(index="step", columns="agent", values="reward").dropna()
         start, end = accuracy.iloc[0], accuracy.iloc[-1]
-        seen = f"accuracy {start:.2f} → {end:.2f} (goal {self.goal:.2f}), mean reward {', '.join(f'{r:.2f}' for r in reward)}"
-        name, told = self._diagnosis(start, end, reward, float((updates["lower"] >= 1).mean()))
+        means = ", ".join(f"{r:.2f}" for r in rewards.mean(axis=1))
+        seen = f"accuracy {start:.2f} → {end:.2f} (goal {self.goal:.2f}), mean reward {means}"
+        name, told = self._diagnosis(start, end, rewards, float((updates["lower"] >= 1).mean()))
         if not name:
-            return Verdict(True, "", f"✓ {self.label}: {seen}. {told}")
-        return Verdict(False, name, f"✗ {self.label}, not yet ({name}).\n{told}\nMeasured: {seen}.")
+            return Verdict(True, "", wrap(f"✓ {self.label}: {seen}. {told}"))
+        return Verdict(False, name, f"✗ {self.label}, not yet ({name}).\n{wrap(told)}\n{wrap(f'Measured: {seen}.')}")
 
     def _settings(self, answer: Callable) -> dict[str, Any] | Verdict:
         """What the answer returns, if a run may be made with it."""
@@ -788,8 +789,8 @@ class Tuning:
             return Verdict(False, "refused", f"✗ {self.label}: hacpo_kit refuses these settings: {error}")
         return dict(settings)
 
-    def _diagnosis(self, start: float, end: float, reward: pd.Series, closed: float) -> tuple[str, str]:
-        """Name and explanation of what a run shows, "" if it is well; `closed`: share of updates with a closed band."""
+    def _diagnosis(self, start: float, end: float, rewards: pd.DataFrame, closed: float) -> tuple[str, str]:
+        """Name and explanation of what a run shows, "" if it is well; `rewards` by step and agent, `closed`: share of updates."""
         if end >= self.goal and not closed:
             return "", "It learns, and foreign answers teach in every update."
         if end >= self.goal:
@@ -797,10 +798,13 @@ class Tuning:
                 f"It learns, but in {closed:.0%} of the updates the band is [1, 1]: foreign answers are sampled, scored and then "
                 "thrown away. Look at: δ and δ_step (E4a), and how many updates a step has."
             )
-        if reward.max() - reward.iloc[-1] > 0.1:
+        fall = rewards.max() - rewards.iloc[-1]
+        if fall.max() > 0.15:  # 128 answers a step: chance makes 0.1 at most
+            name = fall.idxmax()
             return "overshoots", (
-                f"The mean reward rises to {reward.max():.2f} and falls to {reward.iloc[-1]:.2f}: the steps are so large that "
-                "the learner leaves behind what it had found. Look at: lr, and the warm-up, which keeps the first steps small."
+                f"The mean reward of {name} was {rewards[name].max():.2f} in step {rewards[name].idxmax()} and is "
+                f"{rewards[name].iloc[-1]:.2f} at the end: the steps are so large that the learner leaves behind what it "
+                "had found. Look at: lr. (A warm-up only makes the first steps smaller.)"
             )
         if end - start < 0.1:
             return "asleep", (

@@ -103,8 +103,8 @@ class Exercise:
         remarks = {kind: text for s in seen for kind, text in s.remarks.items()}
         if remarks:
             kind, text = next(iter(remarks.items()))
-            return Verdict(False, kind, _wrap(f"✗ {self.label}, not yet ({kind}). The numbers are right. {text}"))
-        return Verdict(True, "", _wrap(f"✓ {self.label}: right in {_count(self.cases)}. {self.learned}"))
+            return Verdict(False, kind, wrap(f"✗ {self.label}, not yet ({kind}). The numbers are right. {text}"))
+        return Verdict(True, "", wrap(f"✓ {self.label}: right{_count(self.cases)}. {self.learned}"))
 
     def outcome(self, function: Callable, case: Case, expected: Outcome | None = None) -> Outcome:
         """Runs a function on a copy of a case; `expected`, where given, says which form the result should have."""
@@ -150,17 +150,17 @@ class Exercise:
                 done = [[self.outcome(w, c) for c in self.cases] for w in mistake.ways]
                 explained = [i for i in wrong if any(same(seen[i], d[i]) for d in done)]
                 first = explained[0]
-            name, lines = mistake.name, [_wrap(f"{way}: {mistake.told}"), _wrap(f"Look at: {mistake.look}")]
+            name, lines = mistake.name, [wrap(f"{way}: {mistake.told}"), wrap(f"Look at: {mistake.look}")]
         else:
             name, told = _generic(seen[first], expected[first])
-            lines = [told if "\n" in told else _wrap(told)]
+            lines = [told if "\n" in told else wrap(told)]
         about = self.cases[first].about
         lines += [f"Case: {about}", *_compare(seen[first], expected[first])]
         if mistake is None:
             lines += [f"    input     {self._input(first)}"]
         told = {name} if mistake is None or not whole else {name, "no_gradient"}  # the catalogue knows of gradients
         remarks = {kind: text for s in seen for kind, text in s.remarks.items() if kind not in told}
-        lines += [_wrap(f"Besides: {text.removeprefix('But ')}") for text in remarks.values()]
+        lines += [wrap(f"Besides: {text.removeprefix('But ')}") for text in remarks.values()]
         return Verdict(False, name, "\n".join([f"✗ {self.label}, not yet ({name}).", *lines]))
 
     def _input(self, case: int) -> str:
@@ -328,7 +328,8 @@ def _show(value: Any) -> str:
     return f"[{', '.join(items)}]" if isinstance(value, list) else f"({', '.join(items)})"
 
 
-def _wrap(text: str) -> str:
+def wrap(text: str) -> str:
+    """Text in lines that fit a notebook's output."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
@@ -339,4 +340,4 @@ def _kind(value: Any) -> str:
 
 
 def _count(cases: Sequence[Case]) -> str:
-    return f"all {len(cases)} cases" if len(cases) > 1 else "the case"
+    return f" in all {len(cases)} cases" if len(cases) > 1 else ""
