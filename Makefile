@@ -3,6 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
+# One thread, and instructions that every processor of the last ten years has: stored outputs can be compared elsewhere.
+SAME := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell \
+	NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX" HF_HUB_OFFLINE=1
+NOTEBOOKS := $(wildcard notebooks/*.ipynb notebooks/exercises/*.ipynb)
+
 .PHONY: demo test lab lint setup notebooks study bench
 
 setup: $(READY)
@@ -17,8 +22,11 @@ demo: $(READY)
 	$(BIN)/hacpo-kit run 00_quickstart --name demo
 	@echo "Open reports/runs/demo.html in a browser."
 
+# the tests, and every notebook run from top to bottom with its outputs compared, two at a time
 test: $(READY) lint
 	$(BIN)/python -m pytest
+	$(SAME) $(BIN)/python -m pytest $$($(SAME) $(BIN)/python tests/numerics.py) --nbval-sanitize-with tests/nbval.cfg \
+		-n 2 --dist loadfile --durations 5 $(NOTEBOOKS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,7 +37,8 @@ lab: $(READY)
 
 # run all notebooks and store them with their outputs
 notebooks: $(READY)
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb notebooks/exercises/*.ipynb
+	$(SAME) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
+	$(SAME) $(BIN)/python tests/numerics.py --write
 
 # the study that the README quotes: sweep, report and figures; a reduced one with GRID=reports/study/small.yaml
 GRID ?= reports/study/study.yaml

@@ -1,4 +1,4 @@
-"""Writes what README.md quotes from the study, and its picture, from reports/study/study.parquet.
+"""Writes what README.md quotes from the study, and its pictures, from reports/study/study.parquet.
 
     python benchmarks/readme.py
 
@@ -27,6 +27,7 @@ def main() -> None:
     """Puts text and picture in their places."""
     frame, _ = compare.usable(compare.load(STUDY))
     PICTURE.write_bytes(picture(frame).png())
+    (ROOT / "reports" / "stages.png").write_bytes(plots.stages().png)
     path = ROOT / "README.md"
     text = path.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)

@@ -1,4 +1,4 @@
-"""Stage 3, advantage: capability window, capability ratio, capability-aware advantage (eqs. 6-10)."""
+"""③ advantage: capability window, capability ratio, capability-aware advantage (eqs. 6-10)."""
 
 from __future__ import annotations
 
@@ -201,8 +201,9 @@ def _check_group_input(rewards, prompts, sources, learner, equal_counts) -> None
         group = counts.setdefault(prompt, {})
         group[source] = group.get(source, 0) + 1
     expected = max((c for group in counts.values() for c in group.values()), default=0)
+    names = dict.fromkeys([learner, *sources])
     for prompt, group in counts.items():
-        for name in dict.fromkeys([learner, *sources]):
+        for name in names:
             if group.get(name, 0) != expected:
                 raise ValueError(
                     f"prompt {prompt!r} has {group.get(name, 0)} rollouts of agent {name!r}, need {expected}"

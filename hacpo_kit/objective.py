@@ -1,4 +1,4 @@
-"""Stage 4a, the objective: importance ratio, clip band, loss (eqs. 11-14 and 47-53). Pure tensors in, tensors out."""
+"""④ update, its objective: importance ratio, clip band, loss (eqs. 11-14 and 47-53). Pure tensors in, tensors out."""
 
 from __future__ import annotations
 
@@ -46,6 +46,16 @@ def clip_band(updates_made: int, delta: float, delta_step: float) -> tuple[float
     return min(1.0, 1.0 - delta + updates_made * delta_step), 1.0
 
 
+def lower_bound(updates_made: int, config: Config) -> float:
+    """The smallest ratio with which a foreign rollout still teaches, whatever the sign of its advantage.
+
+    With foreign="gspo" it teaches below it too, if its advantage is positive.
+    """
+    return (
+        1 - config.eps_low if config.foreign == "gspo" else clip_band(updates_made, config.delta, config.delta_step)[0]
+    )
+
+
 def hacpo_loss(
     logp: Float[Tensor, "rollout token"],
     mask: Bool[Tensor, "rollout token"],
@@ -66,23 +76,39 @@ def hacpo_loss(
     advantages, weights = _rows(advantages, logp, "advantages"), _rows(weights, logp, "weights")
     own = _rows(own, logp, "own")
     s = sequence_ratio(logp, mask, source_mean_logp)
+    objective, clipped = sequence_objective(s, advantages, weights, own, updates_made, config)
+    return LossOutput(-objective.mean(), objective, s, clipped)
 
+
+def sequence_objective(
+    s: Float[Tensor, "rollout"],
+    advantages: Float[Tensor, "rollout"],
+    weights: Float[Tensor, "rollout"],
+    own: Bool[Tensor, "rollout"],
+    updates_made: int,
+    config: Config,
+) -> tuple[Float[Tensor, "rollout"], Bool[Tensor, "rollout"]]:
+    """Objective of each rollout, and whether its clip is active, from its importance ratio `s` (eqs. 12-14 and 47-53).
+
+    The other arguments are those of `hacpo_loss`.
+
+    >>> half = torch.tensor([0.5])
+    >>> sequence_objective(half, torch.ones(1), torch.ones(1), torch.tensor([False]), 0, Config(alpha=1, delta=0.8))
+    (tensor([0.2500]), tensor([False]))
+    """
     # own: min(s·A, clip(s, 1 − ε_low, 1 + ε_high)·A)
     low, high = 1 - config.eps_low, 1 + config.eps_high
     own_objective = torch.minimum(s * advantages, s.clamp(low, high) * advantages)
     own_clipped = ((s > high) & (advantages > 0)) | ((s < low) & (advantages < 0))
     if config.foreign == "gspo":  # naive sharing: every rollout is treated as if it were own
-        own_objective = own_objective * weights
-        return LossOutput(-own_objective.mean(), own_objective, s, own_clipped)
+        return own_objective * weights, own_clipped
 
     # foreign: c·sg[c]^α·ω(j,k)·A with c = clip(s, lower(m), 1): no min, so outside the band both signs of A stop
     lower, upper = clip_band(updates_made, config.delta, config.delta_step)
     c = s.clamp(lower, upper)
     foreign_objective = c * c.detach() ** config.alpha * weights * advantages
     foreign_clipped = (s < lower) | (s > upper)
-
-    objective = torch.where(own, own_objective, foreign_objective)
-    return LossOutput(-objective.mean(), objective, s, torch.where(own, own_clipped, foreign_clipped))
+    return torch.where(own, own_objective, foreign_objective), torch.where(own, own_clipped, foreign_clipped)
 
 
 def grpo_loss(

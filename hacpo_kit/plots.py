@@ -397,7 +397,9 @@ def gradient_shares(
 ) -> Figure:
     """Stacked bars: one bar a row of `shares`, one colour a column ("own", then the sources), in percent of the whole.
 
-    `x` defaults to the name of the index, or to the mini-batch. The shares of `gradients.gradient_parts` add up to 1; a part that pulls against the whole has a negative one.
+    `x` defaults to the name of the index, or to the mini-batch. The shares of `gradients.gradient_parts` add up to 1; a
+    part that pulls against the whole has a negative one.
+
     Raises ValueError if a row does not add up to 1 (rows of NaN, without any gradient, stay empty).
     """
     sums = shares.sum(axis=1, min_count=1)

@@ -1,4 +1,4 @@
-"""Stage 2, reward: a verifier pays each answer, on worker processes that can be killed.
+"""② reward: a verifier pays each answer, on worker processes that can be killed.
 
 Statuses: correct (1.0), wrong (0.0), no_answer (0.0: no usable box), timeout (0.0), error (None: the verifier or the
 user's function failed), unscorable (None: the gold is at fault). None is not a reward of 0: such a rollout is left out

@@ -1,4 +1,4 @@
-"""Stage 1, rollout: every agent answers every problem n times, and its answers are scored once by the trainer's own code."""
+"""① rollout: every agent answers every problem n times, and its answers are scored once by the trainer's own code."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.agents import Agent, as_list, check_names, load_agent
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
+from hacpo_kit.experience import Experience, drop_after, path_of
 from hacpo_kit.files import append_lines, locked, truncate_lines, write_json
 from hacpo_kit.live import unattended
 from hacpo_kit.problems import Problems, load_problems
@@ -156,14 +157,16 @@ def train(
     eval_k: int = 1,
     save_every: int = 5,
     samples: int = 4,
+    record_every: int = 1,
     reward_function: Callable = boxed_math,
     callbacks: Sequence[Callable[[StepResult], Any]] = (),
     progress: str = "auto",
 ) -> Run:
     """Trains the agents in place for `steps` steps; with `out`, records everything there and goes on from there.
 
-    Writes metrics.jsonl (one line a step), samples.jsonl (rollouts with reward and advantage), config.json, run.json and
-    checkpoints. Evaluates on `test` before training, every `eval_every` steps and at the end, and on each further set
+    Writes metrics.jsonl (one line a step), samples.jsonl (rollouts with reward and advantage), config.json, run.json,
+    checkpoints, and every `record_every` steps (0: never) the step's whole experience, which `widgets.explorer` opens.
+    Evaluates on `test` before training, every `eval_every` steps and at the end, and on each further set
     of `tests` before training and at the end (metrics `avg@1/<name>`). A callback that returns True ends the run after
     its step. Ctrl-C ends it cleanly after the current step, a second one at once.
     `progress`: "bar", "lines", "off", or "auto" (lines where nobody watches, as under papermill).
@@ -176,6 +179,8 @@ def train(
             raise ValueError(f"{name}={interval}: it must be at least 1")
     if steps < 1:
         raise ValueError(f"steps={steps}: it must be at least 1")
+    if record_every < 0:
+        raise ValueError(f"record_every={record_every}: it must be 0 (never) or more")
     agents = as_list(agents)
     problems = _as_problems(problems)
     tests = _as_tests(tests)
@@ -200,7 +205,7 @@ def train(
     with locked(folder and folder / ".lock", what=f"run {folder}"), Interrupt() as watch:
         if folder is not None:
             sets, intervals = (problems, test, tests), (eval_every, eval_k, save_every)
-            record = _record(agents, *sets, config, steps, *intervals, samples, reward_function)
+            record = _record(agents, *sets, config, steps, *intervals, samples, record_every, reward_function)
             state, history = _open_run(folder, record, config, agents, state)
         started, end = time.perf_counter() - state.seconds, watch.pressed
         with _reporter(mode, steps, state.step) as report:
@@ -215,6 +220,8 @@ def train(
                 finish_line(last.metrics, state)
                 if folder is not None:
                     append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
+                    if record_every and state.step % record_every == 0:
+                        Experience.of_step(last, agents, config, state.step).save(path_of(folder, state.step))
                 report(history[-1])
                 answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
                 end = any(answers) or watch.pressed  # read once: what ends here has been saved
@@ -277,7 +284,8 @@ def resume(
     test = _again("test", test, record["test"]) if record["test"] else None
     given, described = tests or {}, record.get("tests", {})
     tests = {name: _again(f"test set {name!r}", given.get(name), about) for name, about in described.items()} | given
-    options = {**{k: record[k] for k in ("eval_every", "eval_k", "save_every", "samples")}, **options}
+    kept = ("eval_every", "eval_k", "save_every", "samples", "record_every")
+    options = {**{k: record[k] for k in kept if k in record}, **options}
     return train(
         agents,
         problems,
@@ -340,7 +348,7 @@ def _as_tests(tests: Mapping[str, Sequence[Problem]] | None) -> dict[str, Proble
 
 
 def _record(
-    agents, problems, test, tests, config, steps, eval_every, eval_k, save_every, samples, reward_function
+    agents, problems, test, tests, config, steps, eval_every, eval_k, save_every, samples, record_every, reward_function
 ) -> dict:
     def described(p):
         if p is None:
@@ -350,7 +358,7 @@ def _record(
 
     return {
         "steps": steps, "seed": config.seed, "eval_every": eval_every, "eval_k": eval_k, "save_every": save_every,
-        "samples": samples,
+        "samples": samples, "record_every": record_every,
         "reward_function": getattr(reward_function, "__qualname__", type(reward_function).__qualname__),
         "agents": [
             {"name": a.name, "origin": a.origin, "prompt_format": "chat" if a.chat else "plain", "template": a.template,
@@ -382,6 +390,7 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
         raise ValueError("a new run needs agents as they were loaded; these have been trained: load them again")
     history = truncate_lines(folder / "metrics.jsonl", state.step)
     truncate_lines(folder / "samples.jsonl", state.step)
+    drop_after(folder, state.step)
     return state, history
 
 

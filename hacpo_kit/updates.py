@@ -1,4 +1,4 @@
-"""Stage 4b, update: mini-batches → loss → one optimiser step each. The only place that changes a model."""
+"""④ update: mini-batches → loss → one optimiser step each. The only place that changes a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hacpo_kit.agents import Agent, microbatches
 from hacpo_kit.config import Config
-from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference
+from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, lower_bound
 from hacpo_kit.records import Batch, MiniBatch, StepStats, derive_seed
 
 
@@ -105,7 +105,7 @@ def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Con
     agent.updates += 1
     return MiniBatch(
         updates_made=m,
-        lower=1 - config.eps_low if config.foreign == "gspo" else clip_band(m, config.delta, config.delta_step)[0],
+        lower=lower_bound(m, config),
         index=np.array([batch.index[i] for i in rows]),
         own=batch.own[rows].numpy(),
         ratio=ratio,

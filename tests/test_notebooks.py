@@ -1,0 +1,122 @@
+"""The notebooks as they are stored, and run through papermill with other parameters than their own.
+
+`make test` also runs each of them with its own parameters and compares every output (nbval).
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+from hacpo_kit.experiments import write_html
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").rglob("[!.]*.ipynb"))
+COURSE = [p for p in NOTEBOOKS if p.parent.name == "notebooks"]
+# parameters with which a notebook is done sooner than with its own, and its statements still hold
+SMALL: dict[str, dict] = {
+    "00_quickstart": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
+    "06_experiment": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
+}
+
+
+def stem(path: Path) -> str:
+    return path.stem
+
+
+def outputs(notebook):
+    return [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
+def test_stored_notebooks_are_executed_clean_and_small(path):
+    notebook = nbformat.read(path, as_version=4)
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    assert sum("parameters" in c.metadata.get("tags", []) for c in code) == 1
+    assert all(c.execution_count for c in code), "stored without being executed"
+    assert not [o for o in outputs(notebook) if o.output_type == "error" or o.get("name") == "stderr"]
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < 1_000_000 and not re.search(r"/(home|root|Users|work|tmp)/", text)
+    assert "widgets" not in notebook.metadata, "stored with the state of widgets: it holds plotly itself"
+    assert notebook.metadata.kernelspec.name == "python3"
+
+
+@pytest.mark.parametrize("path", COURSE, ids=stem)
+def test_every_notebook_of_the_course_is_built_alike(path):
+    notebook = nbformat.read(path, as_version=4)
+    prose = [c.source for c in notebook.cells if c.cell_type == "markdown"]
+    assert notebook.cells[0].source.startswith("# ") and "**After this notebook you can**" in prose[0]
+    assert [p for p in prose if re.search(r"^##+ What to remember", p, re.M)]
+    assert "parameters" in next(c for c in notebook.cells if c.cell_type == "code").metadata.get("tags", [])
+    pictures = [c for c in notebook.cells if c.cell_type == "code" and has(c, "image/png")]
+    assert pictures and all("nbval-ignore-output" in c.metadata.get("tags", []) for c in pictures)
+    if path.stem[:2] in ("00", "01", "02", "03", "04", "05", "09"):
+        assert [c for c in pictures if "plots.stages(" in c.source], "the figure of the four stages is missing"
+    if path != COURSE[-1]:
+        following = COURSE[COURSE.index(path) + 1].name
+        assert re.search(rf"\*\*Next:\*\*[^\n]*\]\({following}\)", prose[-1]), f"the end does not lead to {following}"
+
+
+def has(cell, kind: str) -> bool:
+    return any(kind in o.get("data", {}) for o in cell.outputs)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#\s]+)", "\n".join(c.source for c in nbformat.read(path, 4).cells)):
+        if "://" not in target and target.endswith((".ipynb", ".md", ".html", ".py", ".png")):
+            assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
+def test_a_widget_never_stands_without_its_picture(path):
+    for output in outputs(nbformat.read(path, as_version=4)):
+        data = output.get("data", {})
+        if "application/vnd.jupyter.widget-view+json" in data:
+            assert "image/png" in data, data.get("text/plain")
+        if "application/vnd.plotly.v1+json" in data:
+            assert "image/png" in data, "a figure that shows nothing where no JavaScript runs"
+
+
+def test_readme_and_course_name_the_same_notebooks():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[\w+\]\(notebooks/(\w+\.ipynb)\)", text, re.M) == [p.name for p in COURSE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [p for p in COURSE if p.stem in SMALL], ids=stem)
+def test_papermill_runs_every_notebook_and_its_page_shows_every_figure(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given = {**SMALL[path.stem]}
+    if path.stem == "06_experiment":
+        given["out"] = str(tmp_path / "run")
+    done = papermill.execute_notebook(
+        str(path),
+        str(tmp_path / path.name),
+        parameters=given,
+        cwd=str(path.parent),
+        progress_bar=False,
+        log_output=False,
+    )
+    assert [c for c in done.cells if "injected-parameters" in c.metadata.get("tags", [])]
+    assert not [o for o in outputs(done) if "application/vnd.jupyter.widget-view+json" in o.get("data", {})]
+    figures = sum("image/png" in o.get("data", {}) for o in outputs(done))
+    write_html(tmp_path / path.name, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert figures >= 1 and page.count("data:image/png;base64,") == figures
+    assert len(page.encode()) < 6_000_000
+    assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["'](https?:)?//""", page), "the page asks a network"
+
+
+def test_every_notebook_of_the_course_is_run_with_papermill():
+    assert not {p.stem for p in COURSE} - set(SMALL), "add its parameters to SMALL"
+
+
+def test_the_numerics_mark_is_kept():
+    """The mark that says whether outputs can be compared is written by the target that stores them."""
+    told = subprocess.run(["make", "-n", "notebooks"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "nbconvert" in told and told.rstrip().endswith("tests/numerics.py --write")
+    assert (ROOT / "tests" / "numerics.json").exists()
