@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.agents import Agent, as_list, check_names, load_agent
+from hacpo_kit.changes import check_change, record_change, replay, wanted_config
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.experience import Experience, drop_after, path_of
@@ -47,6 +48,7 @@ class StepResult:
     batches: Mapping[str, Batch]
     stats: Mapping[str, StepStats]
     metrics: dict[str, Any]  # names as in `records.METRICS`
+    config: Config  # the settings of this step
 
     def __repr__(self) -> str:
         return f"StepResult({self.pool!r}, {list(self.stats.values())!r})"
@@ -101,7 +103,7 @@ def step(
             for n in names
         },
     }
-    return StepResult(pool, capability, batches, stats, metrics)
+    return StepResult(pool, capability, batches, stats, metrics, config)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,7 +111,7 @@ class Run:
     """What `train` returns: the agents are trained in place, the history is one entry a step (step 0: before training)."""
 
     agents: Sequence[Agent]
-    config: Config
+    config: Config  # the settings of the next step, were there one: those of the start and every change since
     history: tuple[dict[str, Any], ...]
     state: State
     folder: Path | None
@@ -157,9 +159,11 @@ def train(
     eval_k: int = 1,
     save_every: int = 5,
     samples: int = 4,
+    save_first: bool = False,
     record_every: int = 1,
     reward_function: Callable = boxed_math,
     callbacks: Sequence[Callable[[StepResult], Any]] = (),
+    changes: Mapping[str, Any] | None = None,
     progress: str = "auto",
 ) -> Run:
     """Trains the agents in place for `steps` steps; with `out`, records everything there and goes on from there.
@@ -167,12 +171,16 @@ def train(
     Writes metrics.jsonl (one line a step), samples.jsonl (rollouts with reward and advantage), config.json, run.json,
     checkpoints, and every `record_every` steps (0: never) the step's whole experience, which `widgets.explorer` opens.
     Evaluates on `test` before training, every `eval_every` steps and at the end, and on each further set
-    of `tests` before training and at the end (metrics `avg@1/<name>`). A callback that returns True ends the run after
-    its step. Ctrl-C ends it cleanly after the current step, a second one at once.
+    of `tests` before training and at the end (metrics `avg@1/<name>`). Saves every `save_every` steps and at the end; with
+    `save_first` also before the first step. Ctrl-C ends the run cleanly after the current step, a second one at once.
+
+    A callback is called after every step. If it returns True, the run ends there. If it returns a Config, such as
+    `result.config.replace(lr=1e-5)`, the next step uses that; `changes` does the same before the first step of this call.
+    Every change is a line of changes.jsonl and saves a checkpoint; a resumed run gets its changes back from there.
     `progress`: "bar", "lines", "off", or "auto" (lines where nobody watches, as under papermill).
 
     Raises ValueError if `out` holds a run with other settings, agents, problems or reward function, and for an interval
-    below 1.
+    below 1; and for a change of what a run is, such as its method or seed (`changes.FIXED`).
     """
     for name, interval in (("eval_every", eval_every), ("eval_k", eval_k), ("save_every", save_every)):
         if interval < 1:
@@ -207,14 +215,19 @@ def train(
             sets, intervals = (problems, test, tests), (eval_every, eval_k, save_every)
             record = _record(agents, *sets, config, steps, *intervals, samples, record_every, reward_function)
             state, history = _open_run(folder, record, config, agents, state)
+            config = replay(folder, state.step, config)
+        config = _changed(config, config.replace(**(changes or {})), problems, folder, state.step)
         started, end = time.perf_counter() - state.seconds, watch.pressed
         with _reporter(mode, steps, state.step) as report:
             if not history:
                 finish_line({**state.totals, "agents": {}}, state)
+            if folder is not None and save_first and not state.step:
+                save_checkpoint(folder, agents, state)
             while state.step < steps and not end:
                 drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
                 settings = {"reward_function": reward_function, "progress": mode == "bar"}
-                last = step(agents, drawn, state.capability, config, **settings)
+                capability = replace(state.capability, window=config.window)  # the window may have changed
+                last = step(agents, drawn, capability, config, **settings)
                 state = state.after(last.capability, last.pool, time.perf_counter() - started)
                 last = replace(last, metrics={**state.totals, **last.metrics})
                 finish_line(last.metrics, state)
@@ -224,14 +237,26 @@ def train(
                         Experience.of_step(last, agents, config, state.step).save(path_of(folder, state.step))
                 report(history[-1])
                 answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
-                end = any(answers) or watch.pressed  # read once: what ends here has been saved
-                if folder is not None and (state.step % save_every == 0 or state.step == steps or end):
+                before, config = config, _changed(config, wanted_config(answers), problems, folder, state.step)
+                # read once: what ends here has been saved
+                end = any(a for a in answers if not isinstance(a, Config)) or watch.pressed
+                if folder is not None and (
+                    state.step % save_every == 0 or state.step == steps or end or config is not before
+                ):
                     save_checkpoint(folder, agents, state)
     stopped = state.step < steps
     if stopped and mode != "off":
         where = f"; the same call with out={str(folder)!r} goes on" if folder else "; without out= nothing was saved"
         print(f"stopped after step {state.step} of {steps}{where}")
     return Run(agents, config, tuple(history), state, folder, stopped, last)
+
+
+def _changed(config: Config, wanted: Config | None, problems: Problems, folder: Path | None, after: int) -> Config:
+    """The settings from the next step on, their changes checked and recorded; the same object if nothing changes."""
+    if wanted is None or not check_change(config, wanted, problems):
+        return config
+    record_change(folder, after, config, wanted)
+    return wanted
 
 
 def _scores(agents, test, k: int, config: Config, reward_function, progress: bool) -> dict[str, dict[str, float]]:

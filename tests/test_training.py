@@ -595,3 +595,138 @@ def test_test_sets_that_cannot_be(fresh_agent, tmp_path, tests, error, message):
     with pytest.raises(error, match=message):
         hk.train(fresh_agent("llama-differences"), problems("train", 20), CONFIG, 1, tests=tests, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+# ── settings that change within a run ────────────────────────────────────────────────────────────────────────────
+
+
+def changing(result):
+    """After step 2 smaller steps and a wider band, after step 3 a longer window and fewer prompts."""
+    if result.metrics["step"] == 2:
+        return result.config.replace(lr=3e-5, delta=0.5)
+    if result.metrics["step"] == 3:
+        return result.config.replace(window=3, prompts_per_step=3, temperature=0.9)
+    return None
+
+
+CHANGES = [
+    {"step": 2, "from_step": 3, "setting": "delta", "old": 0.2, "new": 0.5},
+    {"step": 2, "from_step": 3, "setting": "lr", "old": 1e-4, "new": 3e-5},
+    {"step": 3, "from_step": 4, "setting": "prompts_per_step", "old": 4, "new": 3},
+    {"step": 3, "from_step": 4, "setting": "temperature", "old": 1.0, "new": 0.9},
+    {"step": 3, "from_step": 4, "setting": "window", "old": 5, "new": 3},
+]
+EVERY_STEP = {"eval_every": 2, "save_every": 4, "progress": "off"}
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """A run of six steps whose callback changes settings after the second and the third."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("runs") / "changed"
+    return hk.train(agents(), problems("train", 50), CONFIG, 6, out=folder, callbacks=[changing], **EVERY_STEP)
+
+
+def in_order(lines):
+    return sorted(lines, key=lambda line: (line["step"], line["setting"]))
+
+
+def test_a_change_takes_effect_at_the_next_step_and_is_recorded(changed):
+    assert in_order(read_lines(changed.folder / "changes.jsonl")) == CHANGES
+    assert changed.config == CONFIG.replace(lr=3e-5, delta=0.5, window=3, prompts_per_step=3, temperature=0.9)
+    assert hk.Config.from_dict(json.loads((changed.folder / "config.json").read_text())) == CONFIG
+    warm = [min(1.0, (t + 1) / CONFIG.warmup) for t in range(6)]
+    rates = [line["agents"]["qwen3-sums"]["lr"] for line in changed.history[1:]]
+    assert rates == pytest.approx([1e-4 * warm[0], 1e-4 * warm[1], *(3e-5 * w for w in warm[2:])])
+    sampled = np.diff([line["rollouts"] for line in changed.history])
+    assert sampled.tolist() == [4 * 4 * 2] * 3 + [3 * 4 * 2] * 3
+    rewards = [line["agents"]["qwen3-sums"]["reward"] for line in changed.history[1:]]
+    assert changed.capability["qwen3-sums"] == pytest.approx(np.mean(rewards[-3:]))
+    assert changed.last.pool.temperature == 0.9 and changed.last.config == changed.config
+
+
+def test_a_changed_run_before_its_change_is_the_unchanged_one(changed, undisturbed):
+    for mine, theirs in zip(changed.history[1:3], undisturbed.history[1:3], strict=True):
+        for name, values in mine["agents"].items():  # the other run evaluates too
+            assert values == {k: v for k, v in theirs["agents"][name].items() if not k.startswith(("avg@", "best@"))}
+    assert not same(weights(changed.agents), weights(undisturbed.agents))
+
+
+@pytest.mark.parametrize("stop_at", [2, 3, 5])
+def test_a_stopped_run_gets_its_changes_back(changed, tmp_path, stop_at):
+    folder = tmp_path / "stopped"
+    stop = lambda result: result.metrics["step"] == stop_at  # noqa: E731
+    first = hk.train(agents(), problems("train", 50), CONFIG, 6, out=folder, callbacks=[changing, stop], **EVERY_STEP)
+    assert first.stopped and first.state.step == stop_at
+    again = hk.resume(folder, callbacks=[changing], progress="off")
+    assert same(weights(again.agents), weights(changed.agents)) and again.config == changed.config
+    assert without_times(read_lines(folder / "metrics.jsonl")) == without_times(changed.history)
+    assert in_order(read_lines(folder / "changes.jsonl")) == CHANGES
+
+
+def test_a_change_after_the_restored_step_is_dropped_and_made_again(changed, tmp_path):
+    """As after a kill during step 4: the newest readable checkpoint is that of step 2, saved with its change."""
+    folder = tmp_path / "killed"
+    stop = lambda result: result.metrics["step"] == 3  # noqa: E731
+    hk.train(agents(), problems("train", 50), CONFIG, 6, out=folder, callbacks=[changing, stop], **EVERY_STEP)
+    (checkpoints(folder)[-1] / "random.safetensors").write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="cannot be read"):
+        quiet = hk.resume(folder, steps=3, progress="off")  # nobody changes anything any more
+    assert quiet.config == CONFIG.replace(lr=3e-5, delta=0.5)
+    assert in_order(read_lines(folder / "changes.jsonl")) == CHANGES[:2]
+
+
+def test_changes_before_the_first_step_of_a_call(changed, tmp_path):
+    """`changes=` at the second and the third call is the same as a callback's Config before them."""
+    folder = tmp_path / "by hand"
+    options = {**EVERY_STEP, "out": folder}
+    at = lambda step: [lambda result: result.metrics["step"] == step]  # noqa: E731
+    hk.train(agents(), problems("train", 50), CONFIG, 6, callbacks=at(2), **options)
+    same_again = {"lr": 3e-5, "delta": 0.5, "alpha": 1.0}  # alpha is so already: no change
+    hk.train(agents(), problems("train", 50), CONFIG, 6, callbacks=at(3), changes=same_again, **options)
+    later = {"window": 3, "prompts_per_step": 3, "temperature": 0.9}
+    run = hk.resume(folder, changes=later, progress="off")
+    assert same(weights(run.agents), weights(changed.agents))
+    assert in_order(read_lines(folder / "changes.jsonl")) == CHANGES
+    assert not hk.read_runs(folder).empty
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "cannot change within it .seed: 0 → 1"),
+        ({"method": "gspo"}, "method: 'hacpo' → 'gspo'"),
+        ({"sources": "own"}, "start another run with them"),
+        ({"beta": 0.1}, "the KL needs the initial policy"),
+        ({"prompts_per_step": 51}, "has 50; ask for at most 50"),
+    ],
+)
+def test_what_a_run_is_cannot_change_within_it(tmp_path, change, message):
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=message):
+        hk.train(agents(), problems("train", 50), CONFIG, 2, out=folder, changes=change, progress="off")
+    change_it = lambda result: result.config.replace(**change)  # noqa: E731
+    with pytest.raises(ValueError, match=message):
+        hk.train(agents(), problems("train", 50), CONFIG, 2, out=folder, callbacks=[change_it], progress="off")
+    assert not read_lines(folder / "changes.jsonl")
+
+
+def test_callbacks_that_disagree_are_refused(tmp_path):
+    want = [lambda result, lr=lr: result.config.replace(lr=lr) for lr in (1e-5, 2e-5)]
+    with pytest.raises(ValueError, match="two callbacks returned different settings"):
+        hk.train(agents(), problems("train", 50), CONFIG, 2, callbacks=want, progress="off")
+
+
+def test_a_run_can_be_saved_before_its_first_step(tmp_path):
+    """So that a fault in the first steps loses nothing: the same agents can go on."""
+    pair = agents()
+
+    def fail(result):
+        raise RuntimeError("no memory")
+
+    options = {"out": tmp_path / "run", "save_first": True, "progress": "off"}
+    with pytest.raises(RuntimeError, match="no memory"):
+        hk.train(pair, problems("train", 50), CONFIG, 1, callbacks=[fail], **options)
+    assert [c.name for c in checkpoints(tmp_path / "run")] == ["step-000000"] and pair[0].updates
+    run = hk.train(pair, problems("train", 50), CONFIG, 1, **options)
+    assert run.state.step == 1 and [line["step"] for line in run.history] == [0, 1]

@@ -148,9 +148,14 @@ def open_notebook(context: BrowserContext, lab: Lab, name: str) -> Page:
     return page
 
 
+def save(page: Page) -> None:
+    """Saves the notebook, as JupyterLab does by itself every two minutes."""
+    page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+
+
 def reopen(page: Page) -> None:
-    """Loads the tab again, as after closing and opening it; the kernel goes on meanwhile."""
-    page.on("dialog", lambda dialog: dialog.accept())  # "leave this page?"
+    """Loads the tab again, as after closing and opening it; the kernel goes on meanwhile. What is not saved is lost."""
+    page.once("dialog", lambda dialog: dialog.accept())  # "leave this page?"
     page.reload()
     wait_kernel(page)
 
@@ -227,9 +232,10 @@ def readout(page: Page, css_class: str) -> str:
 
 
 def plot_data(page: Page, css_class: str, trace: int = 0, key: str = "y") -> list[float]:
-    """What a plotly figure in the widget with this class draws: one array of one trace."""
+    """What the first plotly figure in the widget with this class draws: one array of one trace."""
     script = """([css, trace, key]) => Array.from(
         document.querySelector(`.${css} .js-plotly-plot, .${css}.js-plotly-plot`)._fullData[trace][key] ?? [])"""
+    page.locator(f".{css_class} .js-plotly-plot, .{css_class}.js-plotly-plot").first.wait_for()
     return page.evaluate(script, [css_class, trace, key])
 
 
