@@ -638,8 +638,9 @@ def _summary(replay: Replay, now: WhatIf, recorded: WhatIf, recorded_shares: pd.
     else:
         out.append("this learner used its own rollouts only, so there is nothing to move")
     before = "" if replay.experience.trained else " Scored before any update of this step: own ratios are 1."
+    numbers = " · ".join(f"<span style='white-space:nowrap'>{part}</span>" for part in out)
     return (
-        f"<div style='line-height:1.5'>{' · '.join(f"<span style='white-space:nowrap'>{part}</span>" for part in out)}<br>"
+        f"<div style='line-height:1.5'>{numbers}<br>"
         f"<span style='color:{GREY}'>{NOTE}{before} {EQUAL_LENGTHS}</span></div>"
     )
 
