@@ -19,6 +19,10 @@ COURSE = [p for p in NOTEBOOKS if p.parent.name == "notebooks"]
 # parameters with which a notebook is done sooner than with its own, and its statements still hold
 SMALL: dict[str, dict] = {
     "00_quickstart": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
+    "01_rollout_and_reward": {"problems_per_step": 16},
+    "02_capability_and_advantage": {"problems_per_step": 12, "repeats": 4000},
+    "03_importance_ratio": {"prompts_per_step": 16},
+    "04_stepwise_clipping": {"prompts_per_step": 16, "minibatch": 16},
     "05_one_update": {"held_out": 40},
     "06_experiment": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
     "09_three_agents": {"steps": 3},
