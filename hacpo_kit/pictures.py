@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,14 +224,18 @@ def _draw_axes(ax, x, y, name: str) -> None:
     if y.autorange == "reversed":
         ax.invert_yaxis()
     _grey(ax)
+    for axis, shown in ((ax.xaxis, x.showgrid), (ax.yaxis, y.showgrid)):
+        if shown is False:
+            axis.grid(False)
 
 
 def _title_and_legend(canvas, axes, title: str) -> None:
+    named = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    title = "\n".join(textwrap.wrap(title, 68 if named else 92))  # not into the legend
     if len(axes) == 1 and not axes[0].get_title():
         axes[0].set_title(title, loc="left", fontsize=11, color=GREY)
     else:
         canvas.suptitle(title, x=0.01, ha="left", fontsize=11, color=GREY)
-    named = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if named:
         # beside the axes: inside, it would lie on the points
         canvas.legend(named.values(), named, frameon=False, labelcolor=GREY, fontsize=9, loc="outside right upper")
