@@ -286,11 +286,12 @@ def find_notebook(notebook: str | Path) -> Path:
     return found[0]
 
 
-def write_html(notebook: Path, html: Path, code: bool = True) -> None:
+def write_html(notebook: str | Path, html: str | Path, code: bool = True) -> None:
     """An HTML copy that stands alone: pictures and formulas inside, nothing loaded from elsewhere; with or without the code."""
     import nbformat
     from nbconvert import HTMLExporter
 
+    notebook, html = Path(notebook), Path(html)
     content = nbformat.read(notebook, as_version=4)
     formulas: dict[str, str] = {}
     for cell in content.cells:

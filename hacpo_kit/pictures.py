@@ -227,7 +227,7 @@ def _draw_axes(ax, x, y, name: str) -> None:
         ax.invert_yaxis()
     _grey(ax)
     for axis, shown in ((ax.xaxis, x.showgrid), (ax.yaxis, y.showgrid)):
-        if shown is False:
+        if shown is False or ax.images:  # cells of a heatmap want no lines through their numbers
             axis.grid(False)
 
 

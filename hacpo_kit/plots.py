@@ -167,6 +167,8 @@ def lines(
             x=curves.index, y=curves[column], name=column, mode="lines+markers", legendgroup=column, showlegend=True,
             line={"color": color, "dash": dashes[place] if dashes else "solid"},
         )  # fmt: skip
+    if pd.api.types.is_integer_dtype(curves.index) and len(curves) <= 24 and "x" not in log:
+        fig.update_xaxes(tickvals=list(curves.index))  # there is no half of a step or an update
     if level is not None:
         _line(fig, level)
     return fig
