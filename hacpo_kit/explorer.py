@@ -104,7 +104,7 @@ def _of_run(run: Any, step: int | None) -> tuple[Any, int | None]:
         return run.folder, step
     if run.last is None or step not in (None, run.state.step):
         raise FileNotFoundError("this run recorded nothing in a folder: train(..., out=…, record_every=1)")
-    return Experience.of_step(run.last, run.agents, run.config, run.state.step), step
+    return Experience.of_step(run.last, run.agents, run.state.step), step
 
 
 class Explorer(Live):
