@@ -304,8 +304,12 @@ def test_a_rectangle_has_an_outline_in_the_static_picture_only_if_it_is_given_on
 def test_the_static_picture_has_the_ticks_that_dtick_asks_for(monkeypatch):
     seen = []
     small = hk.pictures._small_png
-    monkeypatch.setattr(hk.pictures, "_small_png", lambda canvas: seen.append(canvas.axes[0].get_xticks()) or small(canvas))
-    fig = hk.plots.figure("T", "m", "y").add_scatter(x=[0, 1, 2, 3], y=[0, 1, 2, 3], mode="lines", line={"color": "#1f83c4"})
+    monkeypatch.setattr(
+        hk.pictures, "_small_png", lambda canvas: seen.append(canvas.axes[0].get_xticks()) or small(canvas)
+    )
+    fig = hk.plots.figure("T", "m", "y").add_scatter(
+        x=[0, 1, 2, 3], y=[0, 1, 2, 3], mode="lines", line={"color": "#1f83c4"}
+    )
     fig.png()
     fig.update_xaxes(dtick=1).png()
     assert 0.5 in seen[0] and set(np.diff(seen[1])) == {1.0}
