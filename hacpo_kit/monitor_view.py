@@ -43,8 +43,8 @@ class View:
         self._filling = False  # options are being replaced: nobody has chosen anything
         self.curves = LiveFigure(monitor.figure()).add_class("hacpo-curves")
         self.progress = w.IntProgress(min=0, max=monitor.steps, layout=w.Layout(width="220px"))
-        self.status, self.table = w.HTML().add_class("hacpo-status"), w.HTML().add_class("hacpo-table")
-        self.root = w.VBox([self._buttons(), self.status, self.curves, self.table, self._panes()])
+        self.status, self.table, self.notes = (w.HTML().add_class(f"hacpo-{n}") for n in ("status", "table", "notes"))
+        self.root = w.VBox([self._buttons(), self.status, self.curves, self.table, self.notes, self._panes()])
         self.root.add_class("hacpo-monitor")
         self.draw()
 
@@ -150,7 +150,8 @@ class View:
             self.start.disabled = (working and m.status == "running") or m.status == "finished"
             self.pause.disabled = self.stop.disabled = not working
             self.progress.value = m.step
-            self.status.value, self.table.value, self.changes.value = m.status_html(), m.table_html(), m.changes_html()
+            self.status.value, self.table.value = m.status_html(), m.table_html()
+            self.notes.value, self.changes.value = m.notes_html(), m.changes_html()
             self._curves()
             if not (self.hold.value and self.held):
                 self._rollouts()

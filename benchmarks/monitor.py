@@ -1,0 +1,91 @@
+"""Memory of the page and of the kernel while a training is monitored in a real JupyterLab: reports/monitor.json.
+
+    python benchmarks/monitor.py [--steps 300]
+
+Steps are as small as they can be, so that what grows, if anything does, is the monitor and not the training. Needs Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import linregress
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from browser import jupyter  # noqa: E402
+
+from hacpo_kit.files import write_json  # noqa: E402
+
+CELL = """
+import torch
+import hacpo_kit as hk
+torch.set_num_threads(1)
+config = hk.Config(prompts_per_step=2, n=2, minibatch=8, max_new_tokens=16)
+train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 50), ("test", 4)))
+monitor = hk.widgets.monitor(
+    hk.load_agents("tiny-model-pair", device="cpu"), train, config, {steps}, out="run", test=test,
+    eval_every=10, save_every=50, record_every=0,
+)
+monitor
+"""
+STEP = "document.querySelector('.hacpo-status')?.textContent.match(/step (\\d+) of/)?.[1]"
+
+
+def measure(steps: int, every: int) -> list[dict[str, float]]:
+    """Memory of page and kernel every so many steps of one monitored training."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        with jupyter.server(home / "lab") as lab, jupyter.browser(home / "browser") as context:
+            page = jupyter.open_notebook(context, lab, jupyter.notebook("soak.ipynb", [CELL.format(steps=steps)], lab))
+            jupyter.run_all(page)
+            page.locator(".hacpo-start").click()
+            begun = time.perf_counter()
+            for wanted in range(every, steps + 1, every):
+                page.wait_for_function(f"Number({STEP}) >= {wanted}", timeout=600_000)
+                row = {"step": int(page.evaluate(STEP)), "seconds": round(time.perf_counter() - begun, 1)}
+                row |= {k: round(v, 2) for k, v in jupyter.page_memory(page).items()}
+                rows.append({**row, "kernel_mib": round(lab.kernel_memory(), 1)})
+                print(rows[-1], flush=True)
+            jupyter.wait_text(page, "hacpo-status", "finished")
+            jupyter.no_errors(page)
+    return rows
+
+
+def trend(rows: list[dict[str, float]], name: str) -> dict[str, float]:
+    """Growth over 100 steps with its 95 % interval, over the second half: before that, everything is being loaded."""
+    later = rows[len(rows) // 2 :]
+    x, y = (np.array([row[k] for row in later], float) for k in ("step", name))
+    fit = linregress(x, y)
+    half = 1.96 * fit.stderr
+    return {
+        "per_100_steps": round(100 * fit.slope, 3), "low": round(100 * (fit.slope - half), 3),
+        "high": round(100 * (fit.slope + half), 3), "mean": round(float(y.mean()), 2), "scatter": round(float(y.std()), 2),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measures, and writes the figures with what they were measured on."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--every", type=int, default=10)
+    options = parser.parse_args()
+    rows = measure(options.steps, options.every)
+    names = ("heap_mib", "nodes", "listeners", "kernel_mib")
+    trends = {name: trend(rows, name) for name in names}
+    about = {"python": platform.python_version(), "machine": platform.machine(), "steps": options.steps}
+    write_json(ROOT / "reports" / "monitor.json", {"about": about, "second_half": trends, "rows": rows})
+    print(json.dumps(trends, indent=2))
+
+
+if __name__ == "__main__":
+    main()
