@@ -116,7 +116,7 @@ class Agent:
         return tuple(ids)
 
     def _plain(self, text: str) -> list[int]:
-        ids = self.tokenizer(text, add_special_tokens=True)["input_ids"]
+        ids = self.tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]
         if ids and ids[-1] == self.tokenizer.eos_token_id and not text.endswith(self.tokenizer.eos_token):
             ids = ids[:-1]  # some tokenizers close every text; an answer is still to come
         return self._one_bos(ids)
@@ -132,7 +132,7 @@ class Agent:
         bos = self.tokenizer.bos_token_id
         # a tokenizer that opens every text with BOS was trained so, whether or not the template writes it too
         opening = [bos] if bos is not None and self.tokenizer("a")["input_ids"][:1] == [bos] else []
-        return self._one_bos([*opening, *self.tokenizer(text, add_special_tokens=False)["input_ids"]])
+        return self._one_bos([*opening, *self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]])
 
     def _one_bos(self, ids: list[int]) -> list[int]:
         bos = self.tokenizer.bos_token_id
@@ -151,7 +151,7 @@ class Agent:
         here), "empty" (no token to score), "too_long" (prompt and answer do not fit; never cut).
         """
         prompt = self.encode_prompt(problem.prompt)
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if self.decode(ids) != text:
             return "lossy_reencoding"
         if self.control_ids.intersection(ids):

@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +73,10 @@ class Experience:
         rows = f"{len(self.frame)} rows for the learners {', '.join(map(repr, self.learners))}"
         return f"Experience({where}{rows}{'' if self.trained else ', before training'})"
 
-    @property
+    @cached_property
     def learners(self) -> list[str]:
         """Names of the learners."""
-        return list(dict.fromkeys(self.frame["learner"]))
+        return self.frame["learner"].unique().tolist()
 
     @property
     def learner_mean_logp(self) -> pd.Series:

@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from html import escape as html_escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,11 +286,36 @@ def find_notebook(notebook: str | Path) -> Path:
     return found[0]
 
 
-def write_html(notebook: Path, html: Path, code: bool = True) -> None:
-    """An HTML copy that stands alone: pictures inside, nothing loaded from elsewhere; with or without the code."""
+def write_html(notebook: str | Path, html: str | Path, code: bool = True) -> None:
+    """An HTML copy that stands alone: pictures and formulas inside, nothing loaded from elsewhere; with or without the code."""
+    import nbformat
     from nbconvert import HTMLExporter
 
+    notebook, html = Path(notebook), Path(html)
+    content = nbformat.read(notebook, as_version=4)
+    formulas: dict[str, str] = {}
+    for cell in content.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _FORMULA.sub(lambda found: _as_mathml(found, formulas), cell.source)
     exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="")
     exporter.exclude_input = exporter.exclude_input_prompt = exporter.exclude_output_prompt = not code
-    body, _ = exporter.from_filename(str(notebook))
-    write_text(html, body)
+    body, _ = exporter.from_notebook_node(content, {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}})
+    write_text(html, re.sub(r"⟦formula \d+⟧", lambda mark: formulas.get(mark[0], mark[0]), body))
+
+
+# code first: what stands between backticks is no formula
+_FORMULA = re.compile(r"(?P<code>```.*?```|`[^`\n]*`)|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+?)\$", re.DOTALL)
+
+
+def _as_mathml(found: re.Match, formulas: dict[str, str]) -> str:
+    """A mark in the place of a formula, which browsers draw themselves once the mark is replaced by MathML."""
+    from latex2mathml.converter import convert
+
+    if found["code"]:
+        return found[0]
+    mark = f"⟦formula {len(formulas)}⟧"
+    try:
+        formulas[mark] = convert(found["block"] or found["inline"], display="block" if found["block"] else "inline")
+    except Exception:  # whatever it cannot read is shown as it was written
+        formulas[mark] = html_escape(found[0])
+    return mark

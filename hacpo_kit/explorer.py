@@ -16,7 +16,7 @@ from hacpo_kit.experience import Experience, recorded_steps
 from hacpo_kit.live import Live
 from hacpo_kit.objective import lower_bound
 from hacpo_kit.pictures import COLORS, GREY
-from hacpo_kit.plots import AXIS, MAX_POINTS, Figure, Table, escaped
+from hacpo_kit.plots import AXIS, Figure, Table, escaped
 from hacpo_kit.records import Pool, StepStats
 from hacpo_kit.whatif import Replay, WhatIf
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from hacpo_kit.advantages import Capability
     from hacpo_kit.training import Run
 
-BINS = 40  # of a histogram
+BINS = 24  # of a histogram
+MAX_POINTS = 300  # drawn of the rollouts: each costs time at every move; the panel says how many there are
 LARGEST_RATIO = 2.0  # ratios above share the last bar, and the panel says how many
 ROWS = 12  # of the table
 ORDERS = {
@@ -275,7 +276,7 @@ def chosen_config(recorded: Config, chosen: Mapping[str, Any]) -> Config:
 
 
 def _name(control: str) -> str:
-    return {"m": "judged after m =", **{k: v[0] for k, v in (SLIDERS | SWITCHES).items()}}[control]
+    return {"m": "band of m:", **{k: v[0] for k, v in (SLIDERS | SWITCHES).items()}}[control]
 
 
 def _value(value: Any) -> str:
@@ -391,7 +392,7 @@ TITLES = (
     "Importance ratio", "Weight against ratio", "Advantage by source",
     "Share of the gradient, by source", "Clipped, by mini-batch", "Mean rewards and the window of P̂",
 )  # fmt: skip
-PALE = 0.35  # opacity
+FADED = 0.35  # opacity
 BAND = {"type": "rect", "xref": "x", "yref": "y domain", "y0": 0, "y1": 1, "line": {"width": 0}, "layer": "below",
         "fillcolor": "rgba(128,128,128,0.18)"}  # fmt: skip
 
@@ -487,9 +488,9 @@ class Panels:
                 "type": "bar",
                 "x": [self.edges[0]],
                 "y": [0],
-                "name": "pale: clipped, or A below 0",
+                "name": "faded: clipped, or A below 0",
                 "marker": {"color": GREY},
-                "opacity": PALE,
+                "opacity": FADED,
                 "hoverinfo": "skip",
             },  # for the legend
             *(self._weights(now, i) for i in agents),
@@ -507,7 +508,7 @@ class Panels:
             counts = np.bincount(self.bar_of[mine & (now.clipped == hit)], minlength=BINS)
             out.append({
                 "type": "bar", "x": centers, "y": counts, "width": width, "name": self.labels[i], "showlegend": not hit,
-                "marker": {"color": self.colors[i], "line": {"width": 0}}, "opacity": PALE if hit else 1.0,
+                "marker": {"color": self.colors[i], "line": {"width": 0}}, "opacity": FADED if hit else 1.0,
                 "hovertemplate": "s about %{x:.3f}: %{y} " + ("clipped" if hit else "teach") + "<extra></extra>",
             })  # fmt: skip
         return out
@@ -517,7 +518,7 @@ class Panels:
         return {
             "type": "scatter", "mode": "markers", "x": now.ratio[points], "y": np.abs(now.pull[points]), "xaxis": "x2",
             "yaxis": "y2", "name": self.labels[i], "showlegend": False, "customdata": self.tips[i],
-            "marker": {"color": self.colors[i], "size": 5, "opacity": 0.6},
+            "marker": {"color": self.colors[i], "size": 5}, "opacity": 0.6,  # of all points at once, which is faster than of each
             "hovertemplate": "s = %{x:.3f}, weight %{y:.3f}<br>%{customdata}<extra></extra>",
         }  # fmt: skip
 
@@ -540,7 +541,7 @@ class Panels:
             {
                 "type": "bar", "x": ["recorded", "now"], "y": np.array([shares[i, way] for shares in pair]), "width": 0.6,
                 "xaxis": "x4", "yaxis": "y4", "name": self.labels[i], "showlegend": False,
-                "marker": {"color": self.colors[i], "line": {"width": 0}}, "opacity": PALE if way else 1.0,
+                "marker": {"color": self.colors[i], "line": {"width": 0}}, "opacity": FADED if way else 1.0,
                 "hovertemplate": f"{self.labels[i]}, A {('>', '&lt;')[way]} 0: %{{y:.1f}} %<extra></extra>",
             }
             for i in range(len(self.agents)) for way in (0, 1)
@@ -632,13 +633,14 @@ def _summary(replay: Replay, now: WhatIf, recorded: WhatIf, recorded_shares: pd.
             out.append(f"ω({escaped(name, 40)}, {escaped(now.learner, 40)}) = {omega:.3f}")
         teach = [f"{100 * (~w.clipped[~w.own]).mean():.0f} %" for w in (recorded, now)]
         pull = [f"{100 * (1 - shares.loc[now.learner].sum()):.0f} %" for shares in (recorded_shares, now.shares())]
-        out.append(f"foreign rollouts that are not clipped: {teach[1]} (recorded {teach[0]})")
+        out.append(f"foreign rollouts not clipped: {teach[1]} (recorded {teach[0]})")
         out.append(f"foreign share of the gradient: {pull[1]} (recorded {pull[0]})")
     else:
         out.append("this learner used its own rollouts only, so there is nothing to move")
     before = "" if replay.experience.trained else " Scored before any update of this step: own ratios are 1."
+    numbers = " · ".join(f"<span style='white-space:nowrap'>{part}</span>" for part in out)
     return (
-        f"<div style='line-height:1.5'>{' · '.join(out)}<br>"
+        f"<div style='line-height:1.5'>{numbers}<br>"
         f"<span style='color:{GREY}'>{NOTE}{before} {EQUAL_LENGTHS}</span></div>"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,7 +215,9 @@ def _draw_axes(ax, x, y, name: str) -> None:
             set_scale("log")
     for axis, set_ticks in ((x, ax.set_xticks), (y, ax.set_yticks)):
         if axis.tickvals is not None:
-            set_ticks(list(axis.tickvals), [_literal(str(t)) for t in axis.ticktext or axis.tickvals])
+            texts = axis.ticktext if axis.ticktext is not None else axis.tickvals
+            set_ticks(list(axis.tickvals), [_literal(str(t).replace("<br>", "\n")) for t in texts])
+            set_ticks([], minor=True)  # a logarithmic axis would add its own
     if x.tickvals is None and x.title.text == "step":
         ax.xaxis.get_major_locator().set_params(integer=True)
     for axis, set_limits in ((x, ax.set_xlim), (y, ax.set_ylim)):
@@ -223,14 +226,18 @@ def _draw_axes(ax, x, y, name: str) -> None:
     if y.autorange == "reversed":
         ax.invert_yaxis()
     _grey(ax)
+    for axis, shown in ((ax.xaxis, x.showgrid), (ax.yaxis, y.showgrid)):
+        if shown is False or ax.images:  # cells of a heatmap want no lines through their numbers
+            axis.grid(False)
 
 
 def _title_and_legend(canvas, axes, title: str) -> None:
+    named = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    title = "\n".join(textwrap.wrap(title, 68 if named else 92))  # not into the legend
     if len(axes) == 1 and not axes[0].get_title():
         axes[0].set_title(title, loc="left", fontsize=11, color=GREY)
     else:
         canvas.suptitle(title, x=0.01, ha="left", fontsize=11, color=GREY)
-    named = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if named:
         # beside the axes: inside, it would lie on the points
         canvas.legend(named.values(), named, frameon=False, labelcolor=GREY, fontsize=9, loc="outside right upper")
@@ -334,7 +341,8 @@ def _draw_scatter(ax, trace) -> None:
             bars = {"fmt": "none", "ecolor": trace.error_x.color, "elinewidth": 1.8, "capsize": 3}
             ax.errorbar(trace.x, trace.y, xerr=trace.error_x.array, **bars)
     else:
-        style = {"color": trace.line.color, "linestyle": DASHES[trace.line.dash or "solid"], "linewidth": 1.6}
+        style = {"color": trace.line.color, "linestyle": DASHES[trace.line.dash or "solid"]}
+        style["linewidth"] = 0.8 * (trace.line.width or 2)
         style["drawstyle"] = {"hv": "steps-post", "vh": "steps-pre"}.get(trace.line.shape, "default")
         label = None if trace.showlegend is False else _literal(trace.name)
         marker = "o" if "markers" in trace.mode else None
@@ -358,7 +366,7 @@ def _grey(ax) -> None:
     ax.set_axisbelow(True)
     for item in (ax.xaxis.label, ax.yaxis.label, *ax.get_xticklabels(), *ax.get_yticklabels()):
         item.set_color(GREY)
-    ax.tick_params(colors=GREY)
+    ax.tick_params(which="both", colors=GREY)
     for side, spine in ax.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(GREY)

@@ -167,6 +167,8 @@ def lines(
             x=curves.index, y=curves[column], name=column, mode="lines+markers", legendgroup=column, showlegend=True,
             line={"color": color, "dash": dashes[place] if dashes else "solid"},
         )  # fmt: skip
+    if pd.api.types.is_integer_dtype(curves.index) and len(curves) <= 24 and "x" not in log:
+        fig.update_xaxes(tickvals=list(curves.index))  # there is no half of a step or an update
     if level is not None:
         _line(fig, level)
     return fig
@@ -347,7 +349,7 @@ def advantages(batches: Batch | Sequence[Batch], *, weighted: bool = False) -> F
     edges = np.linspace(-most, most, 32)  # an odd number of bins: zero has its own
     sources = list(dict.fromkeys(name for b in many for name in b.pool.agents))
     names = [f"{b.learner} learns" for b in many]
-    title = f"Advantages of {sum(map(len, many)):,} rollouts, by who wrote them"
+    title = f"{'Weighted advantages' if weighted else 'Advantages'} of the rollouts that each learner uses, by who wrote them"
     fig = _panels(title, f"advantage {what} (standard deviations)", "rollouts", names, height=330)
     for i, (batch, value) in enumerate(zip(many, values, strict=True), start=1):
         writer = np.array([r.source for r in batch.rollouts])
@@ -543,7 +545,8 @@ def rollout_table(rollouts: Any, columns: Sequence[str] | None = None, *, limit:
     Raises KeyError, naming it, for a missing column.
     """
     frame = rollouts.to_frame() if hasattr(rollouts, "to_frame") else pd.DataFrame(rollouts)
-    columns = [c for c in _ROLLOUT_COLUMNS if c in frame] if columns is None else list(columns)
+    known = [c for c in _ROLLOUT_COLUMNS if c in frame]
+    columns = (known if "text" in known else list(frame)) if columns is None else list(columns)
     for column in columns:
         if column not in frame:
             raise KeyError(f"no column {column!r}; there are {', '.join(map(str, frame.columns))}")

@@ -149,6 +149,9 @@ class Replay:
         config = self.experience.config if config is None else config
         _check_weighing(self.experience.config, config)
         capability = replace(self.experience.capability, window=config.window)
+        needed = config.sources == "all" and (config.discrepancy or config.capability_baseline)
+        for name in self.names if needed and len(self.names) > 1 else ():
+            capability[name]  # an agent that has none is told with the reason
         advantage = self._advantages(*(getattr(config, name) for name in _Groups.SETTINGS))[self._of_used]
         # ω(j, k) of each source, 1 for the learner itself
         foreign = self.names[1:] if config.discrepancy and config.sources == "all" else ()
