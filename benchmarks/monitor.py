@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,17 +26,27 @@ from browser import jupyter  # noqa: E402
 
 from hacpo_kit.files import write_json  # noqa: E402
 
-CELL = """
+SETUP = """
 import torch
 import hacpo_kit as hk
 torch.set_num_threads(1)
 config = hk.Config(prompts_per_step=2, n=2, minibatch=8, max_new_tokens=16)
 train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 50), ("test", 4)))
-monitor = hk.widgets.monitor(
-    hk.load_agents("tiny-model-pair", device="cpu"), train, config, {steps}, out="run", test=test,
-    eval_every=10, save_every=50, record_every=0,
-)
+agents = hk.load_agents("tiny-model-pair", device="cpu")
+options = dict(test=test, eval_every=10, save_every=50, record_every=0)
+"""
+CELL = f"""{SETUP}
+monitor = hk.widgets.monitor(agents, train, config, 100_000, out="run", **options)
 monitor
+"""
+# the same training, not monitored, in a process of its own
+ALONE = f"""{SETUP}
+import sys, psutil
+def told(result):
+    step = result.metrics["step"]
+    if step % int(sys.argv[3]) == 0:
+        print(step, psutil.Process().memory_info().rss / 2**20, flush=True)
+hk.train(agents, train, config, int(sys.argv[2]), out=sys.argv[1], callbacks=[told], progress="off", **options)
 """
 STEP = "document.querySelector('.hacpo-status')?.textContent.match(/step (\\d+) of/)?.[1]"
 
@@ -46,7 +57,7 @@ def measure(steps: int, every: int) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         with jupyter.server(home / "lab") as lab, jupyter.browser(home / "browser") as context:
-            page = jupyter.open_notebook(context, lab, jupyter.notebook("soak.ipynb", [CELL.format(steps=steps)], lab))
+            page = jupyter.open_notebook(context, lab, jupyter.notebook("soak.ipynb", [CELL], lab))
             jupyter.run_all(page)
             page.locator(".hacpo-start").click()
             begun = time.perf_counter()
@@ -56,9 +67,19 @@ def measure(steps: int, every: int) -> list[dict[str, float]]:
                 row |= {k: round(v, 2) for k, v in jupyter.page_memory(page).items()}
                 rows.append({**row, "kernel_mib": round(lab.kernel_memory(), 1)})
                 print(rows[-1], flush=True)
-            jupyter.wait_text(page, "hacpo-status", "finished")
+            page.locator(".hacpo-stop").click()
+            jupyter.wait_text(page, "hacpo-status", "stopped, saved")
             jupyter.no_errors(page)
     return rows
+
+
+def measure_alone(steps: int, every: int) -> list[dict[str, float]]:
+    """Memory of a process that does the same training by `train`, without a notebook."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", ALONE, str(Path(folder) / "run"), str(steps), str(every)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    pairs = [line.split() for line in done.stdout.splitlines()]
+    return [{"step": int(step), "process_mib": round(float(mib), 1)} for step, mib in pairs]
 
 
 def trend(rows: list[dict[str, float]], name: str) -> dict[str, float]:
@@ -82,8 +103,10 @@ def main() -> None:
     rows = measure(options.steps, options.every)
     names = ("heap_mib", "nodes", "listeners", "kernel_mib")
     trends = {name: trend(rows, name) for name in names}
+    alone = measure_alone(options.steps, options.every)
+    trends["process_mib"] = trend(alone, "process_mib")
     about = {"python": platform.python_version(), "machine": platform.machine(), "steps": options.steps}
-    write_json(ROOT / "reports" / "monitor.json", {"about": about, "second_half": trends, "rows": rows})
+    write_json(ROOT / "reports" / "monitor.json", {"about": about, "second_half": trends, "rows": rows, "alone": alone})
     print(json.dumps(trends, indent=2))
 
 

@@ -288,31 +288,37 @@ class Monitor(Live):
 
     def figure(self) -> Figure:
         """The four panels: accuracy, reward, capability, importance ratio."""
-        fig = _panels(self._title(), "step", "", list(PANELS.values()), height=300)
+        fig = _panels(self.title(), "step", "", list(PANELS.values()), height=300)
         for i, unit in enumerate(UNITS, start=1):
             axis = fig.layout[f"yaxis{i if i > 1 else ''}"]
             axis.update(title_text=unit, rangemode="normal" if i == len(UNITS) else "tozero")
         fig.update_xaxes(rangemode="tozero")
-        for (panel, name, who), curve in self.curves.items():
+        for (panel, name, who), drawn in zip(self.curves, self.traces(), strict=True):
             place = list(PANELS).index(panel) + 1
-            x, y = curve.points()
             color = COLORS[[a.name for a in self.agents].index(name) % len(COLORS)]
             fig.add_scatter(
-                x=x, y=y, name=name, legendgroup=name, mode="lines+markers" if len(x) < 40 else "lines",
-                line={"color": color, "dash": "dash" if who == "foreign" else "solid"}, marker={"size": 5},
-                showlegend=panel == "reward", xaxis=f"x{place}" if place > 1 else "x", yaxis=f"y{place}" if place > 1 else "y",
+                **drawn, name=name, legendgroup=name, showlegend=panel == "reward", marker={"size": 5},
+                line={"color": color, "dash": "dash" if who == "foreign" else "solid"},
+                xaxis=f"x{place}" if place > 1 else "x", yaxis=f"y{place}" if place > 1 else "y",
                 hovertemplate=f"%{{y:.3f}}{f' ({who})' if who else ''}",
             )  # fmt: skip
         above = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.06, "yanchor": "bottom"}
-        return fig.update_layout(shapes=self._marks(), legend=above, autosize=True, margin={"t": 80})
+        return fig.update_layout(shapes=self.marks(), legend=above, autosize=True, margin={"t": 80})
 
-    def _title(self) -> str:
+    def traces(self) -> list[dict[str, Any]]:
+        """What changes in each of the figure's lines."""
+        with self._lock:  # a step may be adding points
+            points = [curve.points() for curve in self.curves.values()]
+        return [{"x": x, "y": y, "mode": "lines+markers" if len(x) < 40 else "lines"} for x, y in points]
+
+    def title(self) -> str:
+        """The figure's title: which step, and what is left out."""
         every = max(curve.every for curve in self.curves.values())
         thinned = f"; at most {MOST_POINTS} points a line are drawn, here every {_nth(every)}" if every > 1 else ""
         dotted = "; dotted: settings changed" if self.changes else ""
         return f"{self.first_config.method}: step {self.step} of {self.steps}{dotted}{thinned}"
 
-    def _marks(self) -> list[dict[str, Any]]:
+    def marks(self) -> list[dict[str, Any]]:
         """A dotted line in every panel before the first step with a changed setting."""
         places = sorted({line["from_step"] - 0.5 for line in self.changes})[-MOST_MARKS:]
         axes = ["" if i == 0 else str(i + 1) for i in range(len(PANELS))]

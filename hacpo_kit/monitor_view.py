@@ -42,6 +42,7 @@ class View:
         self.held: StepResult | None = None  # the step whose rollouts are shown
         self._filling = False  # options are being replaced: nobody has chosen anything
         self.curves = LiveFigure(monitor.figure()).add_class("hacpo-curves")
+        self._marks = monitor.marks()  # as drawn
         self.progress = w.IntProgress(min=0, max=monitor.steps, layout=w.Layout(width="220px"))
         self.status, self.table, self.notes = (w.HTML().add_class(f"hacpo-{n}") for n in ("status", "table", "notes"))
         self.root = w.VBox([self._buttons(), self.status, self.curves, self.table, self.notes, self._panes()])
@@ -157,14 +158,15 @@ class View:
                 self._rollouts()
 
     def _curves(self) -> None:
-        now = self.monitor.figure()
+        marks = self.monitor.marks()
         with self.curves.batch_update():
-            for drawn, trace in zip(self.curves.data, now.data, strict=True):
-                if drawn.x != trace.x or drawn.y != trace.y:
-                    drawn.x, drawn.y, drawn.mode = trace.x, trace.y, trace.mode
-            self.curves.layout.title.text = now.layout.title.text
-            if len(now.layout.shapes) != len(self.curves.layout.shapes):
-                self.curves.layout.shapes = now.layout.shapes
+            for drawn, now in zip(self.curves.data, self.monitor.traces(), strict=True):
+                if list(drawn.x or ()) != now["x"] or list(drawn.y or ()) != now["y"]:
+                    drawn.update(now)
+            if self.curves.layout.title.text != self.monitor.title():
+                self.curves.layout.title.text = self.monitor.title()
+            if marks != self._marks:
+                self.curves.layout.shapes = self._marks = marks
 
     def _rollouts(self) -> None:
         last = self.monitor.last
