@@ -86,11 +86,13 @@ def trend(rows: list[dict[str, float]], name: str) -> dict[str, float]:
     """Growth over 100 steps with its 95 % interval, over the second half: before that, everything is being loaded."""
     later = rows[len(rows) // 2 :]
     x, y = (np.array([row[k] for row in later], float) for k in ("step", name))
-    fit = linregress(x, y)
-    half = 1.96 * fit.stderr
+    slope, half = 0.0, 0.0  # of a constant, for which the fit has no answer
+    if np.ptp(y):
+        fit = linregress(x, y)
+        slope, half = fit.slope, 1.96 * fit.stderr
     return {
-        "per_100_steps": round(100 * fit.slope, 3), "low": round(100 * (fit.slope - half), 3),
-        "high": round(100 * (fit.slope + half), 3), "mean": round(float(y.mean()), 2), "scatter": round(float(y.std()), 2),
+        "per_100_steps": round(100 * slope, 3), "low": round(100 * (slope - half), 3),
+        "high": round(100 * (slope + half), 3), "mean": round(float(y.mean()), 2), "scatter": round(float(y.std()), 2),
     }  # fmt: skip
 
 
