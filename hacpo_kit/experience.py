@@ -94,11 +94,9 @@ class Experience:
     # ── from what was just sampled or trained ────────────────────────────────────────────────────────────────────
 
     @classmethod
-    def of_step(
-        cls, result: StepResult, agents: Agent | Sequence[Agent], config: Config, step: int | None = None
-    ) -> Experience:
-        """The experience of a step as `step` and `train` return it (`Run.last`)."""
-        return cls.of_pool(result.pool, agents, result.capability, config, result.stats, step=step)
+    def of_step(cls, result: StepResult, agents: Agent | Sequence[Agent], step: int | None = None) -> Experience:
+        """The experience of a step as `step` and `train` return it (`Run.last`), with the settings of that step."""
+        return cls.of_pool(result.pool, agents, result.capability, result.config, result.stats, step=step)
 
     @classmethod
     def of_pool(

@@ -104,7 +104,7 @@ def _of_run(run: Any, step: int | None) -> tuple[Any, int | None]:
         return run.folder, step
     if run.last is None or step not in (None, run.state.step):
         raise FileNotFoundError("this run recorded nothing in a folder: train(..., out=…, record_every=1)")
-    return Experience.of_step(run.last, run.agents, run.config, run.state.step), step
+    return Experience.of_step(run.last, run.agents, run.state.step), step
 
 
 class Explorer(Live):
@@ -203,7 +203,11 @@ class Explorer(Live):
         self._says, self._list = w.HTML().add_class("hk-explorer-says"), w.HTML().add_class("hk-explorer-table")
         self._kept = w.VBox()
         self._write()
-        rows = [self._controls.box, self._says, self._plot, self._controls.orders, self._list, self._kept]
+        # what changes inside a part does not lay out the page anew
+        style = w.HTML(
+            "<style>.hk-explorer-plot, .hk-explorer-table {contain: content}</style>", layout={"display": "none"}
+        )
+        rows = [style, self._controls.box, self._says, self._plot, self._controls.orders, self._list, self._kept]
         return w.VBox(rows, layout={"width": "100%", "max_width": "1280px"}).add_class("hk-explorer")
 
     def _redraw(self) -> None:
@@ -476,10 +480,17 @@ class Panels:
                 "orientation": "h", "x": 0, "xanchor": "left", "y": 0.945, "yref": "container", "yanchor": "top",
                 "bgcolor": "rgba(0,0,0,0)", "font": {"size": 11},
             },
-            meta={"panels": list(TITLES), "columns": 3}, hoverlabel={"align": "left"},
+            meta={"panels": list(TITLES), "columns": 3}, dragmode=False, hoverlabel={"align": "left"},
         )  # fmt: skip
         for update in (fig.update_xaxes, fig.update_yaxes):
-            update(**AXIS, title={"font": {"size": 11}, "standoff": 6})
+            # drawing the axes is a third of a move: few ticks, none measured for room, nothing to drag
+            update(
+                **AXIS,
+                title={"font": {"size": 11}, "standoff": 6},
+                nticks=5,
+                ticklabeloverflow="allow",
+                fixedrange=True,
+            )
         fig.update_annotations(font={"color": GREY, "size": 13})
         names = {
             "xaxis2": "ratio s", "xaxis5": "m (updates already made)", "xaxis6": "step",

@@ -234,7 +234,7 @@ def train(
                 if folder is not None:
                     append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
                     if record_every and state.step % record_every == 0:
-                        Experience.of_step(last, agents, config, state.step).save(path_of(folder, state.step))
+                        Experience.of_step(last, agents, state.step).save(path_of(folder, state.step))
                 report(history[-1])
                 answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
                 before, config = config, _changed(config, wanted_config(answers), problems, folder, state.step)

@@ -273,6 +273,30 @@ def test_intervals(tmp_path):
         train(tmp_path / "x", record_every=-1)
 
 
+def test_a_step_is_recorded_with_the_settings_it_had(tmp_path):
+    """Settings, the window among them, may change in the middle of a run."""
+    change = lambda result: result.config.replace(alpha=3.0, window=1) if result.config.alpha < 3 else None  # noqa: E731
+    run = train(tmp_path, steps=3, callbacks=[change])
+    steps = [Experience.of_run(run.folder, s) for s in (1, 2, 3)]
+    assert [e.config.alpha for e in steps] == [1.0, 3.0, 3.0] and [e.capability.window for e in steps] == [5, 1, 1]
+    for experience in steps:
+        replay = Replay(experience)
+        now, then = replay.at(), replay.frame.iloc[replay.used]
+        np.testing.assert_array_equal(now.advantage, then["advantage"].to_numpy())
+        np.testing.assert_array_equal(now.weight, then["weight"].to_numpy())
+
+
+def test_a_run_without_a_folder_opens_at_its_last_step():
+    problems = hk.load_problems("arithmetic", split="train", size=40)
+    agents = hk.load_agents("tiny-model-pair", device="cpu")
+    change = lambda result: result.config.replace(alpha=3.0)  # noqa: E731  after the only step
+    run = hk.train(agents, problems, hk.Config(**SMALL), 1, progress="off", callbacks=[change])
+    view = hk.widgets.explorer(run)
+    assert view.step == 1 and view.config.alpha == 1.0
+    with pytest.raises(FileNotFoundError, match="record_every=1"):
+        hk.widgets.explorer(run, step=7)
+
+
 def test_nothing_is_recorded_with_zero_or_without_a_folder(tmp_path):
     assert recorded_steps(train(tmp_path, steps=1, record_every=0).folder) == []
     assert not (tmp_path / "run" / "experience").exists()
