@@ -202,7 +202,7 @@ def test_a_solved_problem_gives_the_learner_alone_no_advantage(a, b):
 
 
 def test_an_agent_without_a_reward_is_told_so_and_not_that_it_is_unknown():
-    past = hk.Capability().with_step({"A": None, "B": 0.5})
+    past = Capability().with_step({"A": None, "B": 0.5})
     with pytest.raises(KeyError, match="'A' had no scorable rollout in the last 5 steps"):
         past.ratio("B", "A")
     with pytest.raises(KeyError, match="no capability for agent 'C'; there are 'A', 'B'"):
