@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hacpo_kit.advantages import Capability
     from hacpo_kit.training import Run
 
-BINS = 24  # of a histogram
-MAX_POINTS = 300  # drawn of the rollouts: each costs time at every move; the panel says how many there are
+BINS = 20  # of a histogram
+MAX_POINTS = 200  # drawn of the rollouts: each costs time at every move; the panel says how many there are
 LARGEST_RATIO = 2.0  # ratios above share the last bar, and the panel says how many
 ROWS = 12  # of the table
 ORDERS = {
@@ -196,7 +196,8 @@ class Explorer(Live):
         import ipywidgets as w
         import plotly.graph_objects as go
 
-        figure = self.figure()
+        # plotly would measure and draw its legend at every move; the page needs it once
+        figure = self.figure().update_layout(showlegend=False, margin_t=70, height=600)
         self._plot = go.FigureWidget(figure).add_class("hk-explorer-plot")
         self._sent = self.panels.traces(self.now), self.panels.layout(self.now, self.title)
         self._controls = Controls(self)
@@ -207,7 +208,17 @@ class Explorer(Live):
         style = w.HTML(
             "<style>.hk-explorer-plot, .hk-explorer-table {contain: content}</style>", layout={"display": "none"}
         )
-        rows = [style, self._controls.box, self._says, self._plot, self._controls.orders, self._list, self._kept]
+        legend = w.HTML(self.panels.legend()).add_class("hk-explorer-legend")
+        rows = [
+            style,
+            self._controls.box,
+            self._says,
+            legend,
+            self._plot,
+            self._controls.orders,
+            self._list,
+            self._kept,
+        ]
         return w.VBox(rows, layout={"width": "100%", "max_width": "1280px"}).add_class("hk-explorer")
 
     def _redraw(self) -> None:
@@ -464,6 +475,16 @@ class Panels:
             for r in rows.itertuples()
         ]
         return [np.array(texts, object)[self.place[self.points] == i] for i in range(len(self.agents))]
+
+    def legend(self) -> str:
+        """What the colours mean, in HTML."""
+        marks = [*zip(self.colors, self.labels, strict=True), (GREY, "faded: clipped, or A below 0")]
+        marks += [(color, f"clipped: {kind}") for kind, color in KINDS.items()]
+        styles = ["■"] * len(self.labels) + ["□"] + ["●"] * len(KINDS)
+        parts = [
+            f"<span style='color:{c}'>{mark}</span> {label}" for (c, label), mark in zip(marks, styles, strict=True)
+        ]
+        return f"<div style='color:{GREY}'>{' &emsp; '.join(parts)}</div>"
 
     def figure(self, now: WhatIf, title: str) -> Figure:
         """All panels, for these settings."""
