@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import re
 import threading
 import time
 import warnings
@@ -99,7 +100,7 @@ class Monitor(Live):
         self.run: Run | None = None  # of the last call to train
         self.last: StepResult | None = None
         self.line: dict[str, Any] = {}  # metrics of the last step
-        self.notes: dict[str, int] = {}  # warning → how often
+        self.notes: dict[str, tuple[str, int]] = {}  # warning without its numbers → the last one, and how often
         self.notes_left_out = 0
         self.curves: dict[tuple[str, str, str], Curve] = {}  # (panel, agent, own or foreign)
         self.seconds: list[float] = []  # of the last steps
@@ -198,12 +199,12 @@ class Monitor(Live):
     def _train(self) -> None:
         with self._lock:
             changes, self.pending = self.pending, {}
-            self._note_changes(changes)
+            self._note_changes(self.config.replace(**changes))
         try:
             with _heard(self._warned):
                 run = train(
                     self.agents, self.problems, self.first_config, self.steps, out=self.folder, changes=changes,
-                    callbacks=[*self.callbacks, self._after_step], **self.options,
+                    callbacks=[self._after_step, lambda _: self._ending], **self.options,
                 )  # fmt: skip
         except BaseException as error:
             with self._lock:
@@ -215,8 +216,8 @@ class Monitor(Live):
                 self.status = paused if run.stopped else "finished"
         self._changed.set()
 
-    def _after_step(self, result: StepResult) -> bool | Config | None:
-        """The callback of train: keeps what is shown, and answers with what was asked for meanwhile."""
+    def _after_step(self, result: StepResult) -> Config:
+        """The callback of train: keeps what is shown, and answers with the settings of the next step."""
         with self._lock:
             if not self.step and (start := read_lines(self.folder / "metrics.jsonl")):
                 self._take(start[0])  # the evaluation before training
@@ -225,18 +226,18 @@ class Monitor(Live):
             self.last, self.config = result, result.config
             if before is not None:
                 self.seconds = [*self.seconds[-9:], result.metrics["seconds"] - before]
+        answers = [callback(result) for callback in self.callbacks]  # they may call change, pause and stop
+        with self._lock:
             self._changed.set()
-            if self.status in ("pausing", "stopping"):
-                self._ending = True
-                return True  # what is pending waits for the next start
-            if not self.pending:
-                return None
-            changes, self.pending = self.pending, {}
-            self._note_changes(changes)
-            return self.config
+            wanted = recorded.wanted_config(answers) or result.config
+            if any(a for a in answers if not isinstance(a, Config)) or self.status in ("pausing", "stopping"):
+                self._ending = True  # what is pending waits for the next start
+            else:
+                wanted, self.pending = wanted.replace(**self.pending), {}
+            self._note_changes(wanted)
+            return wanted
 
-    def _note_changes(self, changes: Mapping[str, Any]) -> None:
-        wanted = self.config.replace(**changes)
+    def _note_changes(self, wanted: Config) -> None:
         for name, (old, new) in self.config.differences(wanted).items():
             line = {"step": self.step, "from_step": self.step + 1, "setting": name, "old": old, "new": new}
             self.changes.append(line)
@@ -244,8 +245,9 @@ class Monitor(Live):
 
     def _warned(self, message: str) -> None:
         with self._lock:
-            if message in self.notes or len(self.notes) < MOST_NOTES:
-                self.notes[message] = self.notes.get(message, 0) + 1
+            kind = re.sub(r"\d+", "#", message)
+            if kind in self.notes or len(self.notes) < MOST_NOTES:
+                self.notes[kind] = (message, self.notes.get(kind, ("", 0))[1] + 1)
             else:
                 self.notes_left_out += 1
 
@@ -286,31 +288,37 @@ class Monitor(Live):
 
     def figure(self) -> Figure:
         """The four panels: accuracy, reward, capability, importance ratio."""
-        fig = _panels(self._title(), "step", "", list(PANELS.values()), height=300)
+        fig = _panels(self.title(), "step", "", list(PANELS.values()), height=300)
         for i, unit in enumerate(UNITS, start=1):
             axis = fig.layout[f"yaxis{i if i > 1 else ''}"]
             axis.update(title_text=unit, rangemode="normal" if i == len(UNITS) else "tozero")
         fig.update_xaxes(rangemode="tozero")
-        for (panel, name, who), curve in self.curves.items():
+        for (panel, name, who), drawn in zip(self.curves, self.traces(), strict=True):
             place = list(PANELS).index(panel) + 1
-            x, y = curve.points()
             color = COLORS[[a.name for a in self.agents].index(name) % len(COLORS)]
             fig.add_scatter(
-                x=x, y=y, name=name, legendgroup=name, mode="lines+markers" if len(x) < 40 else "lines",
-                line={"color": color, "dash": "dash" if who == "foreign" else "solid"}, marker={"size": 5},
-                showlegend=panel == "reward", xaxis=f"x{place}" if place > 1 else "x", yaxis=f"y{place}" if place > 1 else "y",
+                **drawn, name=name, legendgroup=name, showlegend=panel == "reward", marker={"size": 5},
+                line={"color": color, "dash": "dash" if who == "foreign" else "solid"},
+                xaxis=f"x{place}" if place > 1 else "x", yaxis=f"y{place}" if place > 1 else "y",
                 hovertemplate=f"%{{y:.3f}}{f' ({who})' if who else ''}",
             )  # fmt: skip
         above = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.06, "yanchor": "bottom"}
-        return fig.update_layout(shapes=self._marks(), legend=above, autosize=True, margin={"t": 80})
+        return fig.update_layout(shapes=self.marks(), legend=above, autosize=True, margin={"t": 80})
 
-    def _title(self) -> str:
+    def traces(self) -> list[dict[str, Any]]:
+        """What changes in each of the figure's lines."""
+        with self._lock:  # a step may be adding points
+            points = [curve.points() for curve in self.curves.values()]
+        return [{"x": x, "y": y, "mode": "lines+markers" if len(x) < 40 else "lines"} for x, y in points]
+
+    def title(self) -> str:
+        """The figure's title: which step, and what is left out."""
         every = max(curve.every for curve in self.curves.values())
         thinned = f"; at most {MOST_POINTS} points a line are drawn, here every {_nth(every)}" if every > 1 else ""
         dotted = "; dotted: settings changed" if self.changes else ""
         return f"{self.first_config.method}: step {self.step} of {self.steps}{dotted}{thinned}"
 
-    def _marks(self) -> list[dict[str, Any]]:
+    def marks(self) -> list[dict[str, Any]]:
         """A dotted line in every panel before the first step with a changed setting."""
         places = sorted({line["from_step"] - 0.5 for line in self.changes})[-MOST_MARKS:]
         axes = ["" if i == 0 else str(i + 1) for i in range(len(PANELS))]
@@ -318,7 +326,7 @@ class Monitor(Live):
         return [{**style, "x0": x, "x1": x, "xref": f"x{a}", "yref": f"y{a} domain"} for x in places for a in axes]
 
     def status_html(self) -> str:
-        """One line: where the training stands; below it an error and warnings."""
+        """One line: where the training stands; below it an error."""
         with self._lock:
             parts = [_TOLD[self.status], f"step {self.step} of {self.steps}"]
             if self.seconds:
@@ -326,18 +334,25 @@ class Monitor(Live):
                 parts.append(f"{each:.2g} s a step")
                 if self.running and self.step < self.steps:
                     parts.append(f"about {_duration(each * (self.steps - self.step))} left")
-            lines = [f"<b>{parts[0]}</b> · {' · '.join(parts[1:])} · record: <code>{escaped(self.folder)}</code>"]
+            lines = [f"<b>{parts[0]}</b> · {' · '.join(parts[1:])} · record: <code>{escaped(self.folder.name)}</code>"]
             if self.error is not None:
                 told = f"{type(self.error).__name__}: {self.error}"
                 goes_on = f"Start goes on from step {_saved_step(self.folder)}, the last one saved."
                 lines.append(
                     f"<b style='color:{COLORS[1]}'>The training failed</b>: <code>{escaped(told, 2000)}</code> {goes_on}"
                 )
-            for message, count in self.notes.items():
-                lines.append(f"warning{f' ({count} times)' if count > 1 else ''}: <code>{escaped(message)}</code>")
+        return _safe("<br>".join(lines))
+
+    def notes_html(self) -> str:
+        """What the training warned about; of warnings that differ in their numbers only, the last."""
+        with self._lock:
+            lines = [
+                f"warning{f' ({count} times, the last)' if count > 1 else ''}: <code>{escaped(message)}</code>"
+                for message, count in self.notes.values()
+            ]
             if self.notes_left_out:
                 lines.append(f"{self.notes_left_out} further warnings are not shown")
-        return _safe("<br>".join(lines))
+        return _safe("<br>".join(lines)) if lines else ""
 
     def table_html(self) -> str:
         """Numbers of the last step, one row an agent; the accuracy is that of the last test."""
@@ -376,7 +391,12 @@ class Monitor(Live):
     def html(self) -> str:
         """What stands below the static figure."""
         titles = {"Changes": self.changes_html(), "Rollouts of the last step": self.rollouts_html()}
-        blocks = [self.status_html(), self.table_html(), *(f"<b>{t}</b><br>{h}" for t, h in titles.items() if h)]
+        blocks = [
+            self.status_html(),
+            self.table_html(),
+            self.notes_html(),
+            *(f"<b>{t}</b><br>{h}" for t, h in titles.items() if h),
+        ]
         return "".join(f"<div style='margin:8px 0'>{block}</div>" for block in blocks if block)
 
     def build(self) -> ipywidgets.Widget:

@@ -42,9 +42,10 @@ class View:
         self.held: StepResult | None = None  # the step whose rollouts are shown
         self._filling = False  # options are being replaced: nobody has chosen anything
         self.curves = LiveFigure(monitor.figure()).add_class("hacpo-curves")
+        self._marks = monitor.marks()  # as drawn
         self.progress = w.IntProgress(min=0, max=monitor.steps, layout=w.Layout(width="220px"))
-        self.status, self.table = w.HTML().add_class("hacpo-status"), w.HTML().add_class("hacpo-table")
-        self.root = w.VBox([self._buttons(), self.status, self.curves, self.table, self._panes()])
+        self.status, self.table, self.notes = (w.HTML().add_class(f"hacpo-{n}") for n in ("status", "table", "notes"))
+        self.root = w.VBox([self._buttons(), self.status, self.curves, self.table, self.notes, self._panes()])
         self.root.add_class("hacpo-monitor")
         self.draw()
 
@@ -150,20 +151,22 @@ class View:
             self.start.disabled = (working and m.status == "running") or m.status == "finished"
             self.pause.disabled = self.stop.disabled = not working
             self.progress.value = m.step
-            self.status.value, self.table.value, self.changes.value = m.status_html(), m.table_html(), m.changes_html()
+            self.status.value, self.table.value = m.status_html(), m.table_html()
+            self.notes.value, self.changes.value = m.notes_html(), m.changes_html()
             self._curves()
             if not (self.hold.value and self.held):
                 self._rollouts()
 
     def _curves(self) -> None:
-        now = self.monitor.figure()
+        marks = self.monitor.marks()
         with self.curves.batch_update():
-            for drawn, trace in zip(self.curves.data, now.data, strict=True):
-                if drawn.x != trace.x or drawn.y != trace.y:
-                    drawn.x, drawn.y, drawn.mode = trace.x, trace.y, trace.mode
-            self.curves.layout.title.text = now.layout.title.text
-            if len(now.layout.shapes) != len(self.curves.layout.shapes):
-                self.curves.layout.shapes = now.layout.shapes
+            for drawn, now in zip(self.curves.data, self.monitor.traces(), strict=True):
+                if list(drawn.x or ()) != now["x"] or list(drawn.y or ()) != now["y"]:
+                    drawn.update(now)
+            if self.curves.layout.title.text != self.monitor.title():
+                self.curves.layout.title.text = self.monitor.title()
+            if marks != self._marks:
+                self.curves.layout.shapes = self._marks = marks
 
     def _rollouts(self) -> None:
         last = self.monitor.last

@@ -221,7 +221,13 @@ def test_hostile_text_is_text(tmp_path, pair, say):
     settled(monitor)
     monitor._warned("<script>warned</script>")
     monitor.error = ValueError("<script>failed</script>")
-    shown = [monitor.html(), monitor.rollouts_html(2), monitor._view.rollouts.value, monitor.status_html()]
+    shown = [
+        monitor.html(),
+        monitor.rollouts_html(2),
+        monitor._view.rollouts.value,
+        monitor.status_html(),
+        monitor.notes_html(),
+    ]
     for html in shown:
         tags = Tags()
         tags.feed(html)
@@ -356,10 +362,13 @@ def test_warnings_of_the_training_are_shown_and_those_of_others_are_not_taken(tm
         warnings.warn("of this thread", stacklevel=1)
         monitor.wait(120)
     assert any("of this thread" in str(w.message) for w in mine)
-    assert "warning: <code>the band is &lt;closed&gt;</code>" in monitor.status_html()
+    assert "warning: <code>the band is &lt;closed&gt;</code>" in monitor.notes_html()
+    for i in range(3):
+        monitor._warned(f"{i} answers were cut")
+    assert "warning (3 times, the last): <code>2 answers were cut</code>" in monitor.notes_html()
     for i in range(60):
-        monitor._warned(f"warning {i}")
-    assert "further warnings are not shown" in monitor.status_html()
+        monitor._warned(f"warning {chr(97 + i % 26)}{chr(97 + i // 26)}")
+    assert "42 further warnings are not shown" in monitor.notes_html()
 
 
 def test_curves_are_thinned_evenly_and_keep_the_newest():

@@ -27,6 +27,7 @@ SMALL: dict[str, dict] = {
     "06_experiment": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
     "09_three_agents": {"steps": 3},
     "11_explorer": {"steps": 2, "problems_per_step": 16},
+    "12_monitor": {"prompts_per_step": 8, "test_size": 20},
 }
 
 

@@ -188,8 +188,8 @@ def menu(page: Page, *path: str) -> None:
             entry.click()
 
 
-def run_cell(page: Page, source: str) -> None:
-    """Adds a cell with this code at the end, runs it, and waits for its number, not for its output."""
+def run_cell(page: Page, source: str, *, wait: bool = True) -> None:
+    """Adds a cell with this code at the end, runs it, and waits for its number, or, without `wait`, only for its start."""
     count = page.locator(".jp-CodeCell").count()
     page.locator(".jp-CodeCell .cm-content").last.click()
     page.keyboard.press("Escape")
@@ -199,7 +199,8 @@ def run_cell(page: Page, source: str) -> None:
     page.keyboard.insert_text(source)
     page.keyboard.press("Control+Enter")
     prompt = page.locator(".jp-CodeCell").nth(count).locator(".jp-InputPrompt")
-    page.wait_for_function("p => /\\[\\d+\\]/.test(p.textContent)", arg=prompt.element_handle())
+    number = r"\d+" if wait else r"\*"
+    page.wait_for_function(f"p => /\\[{number}\\]/.test(p.textContent)", arg=prompt.element_handle())
 
 
 def last_output(page: Page) -> str:
@@ -260,3 +261,25 @@ def page_memory(page: Page) -> dict[str, float]:
         "nodes": values["Nodes"],
         "listeners": values["JSEventListeners"],
     }
+
+
+def wait_text(page: Page, css_class: str, text: str) -> None:
+    """Waits until the widget with this class shows the text."""
+    page.locator(f".{css_class}", has_text=text).first.wait_for()
+
+
+def wait_points(page: Page, css_class: str, count: int, trace: int = 0) -> None:
+    """Waits until a trace of the plotly figure in the widget with this class has at least so many points."""
+    script = """([css, trace, count]) => {
+        const plot = document.querySelector(`.${css} .js-plotly-plot, .${css}.js-plotly-plot`);
+        return plot?._fullData?.[trace]?.y?.length >= count; }"""
+    page.wait_for_function(script, arg=[css_class, trace, count])
+
+
+def screenshot(page: Page, name: str) -> Path | None:
+    """A picture of the page in the folder `HACPO_KIT_SCREENSHOTS`, for people to look at; none without that."""
+    if not (folder := os.environ.get("HACPO_KIT_SCREENSHOTS")):
+        return None
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=Path(folder) / f"{name}.png")
+    return Path(folder) / f"{name}.png"

@@ -1,0 +1,138 @@
+"""hk.widgets.monitor in a real JupyterLab: clicked on, looked at, reloaded, interrupted, saved and exported."""
+
+import base64
+import json
+
+import nbformat
+from nbconvert import HTMLExporter
+
+from . import jupyter as lab_
+
+SETUP = """
+import torch
+import hacpo_kit as hk
+torch.set_num_threads(1)
+config = hk.Config(prompts_per_step=2, n=2, minibatch=8, max_new_tokens=24)
+train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 50), ("test", 4)))
+monitor = hk.widgets.monitor(
+    hk.load_agents("tiny-model-pair", device="cpu"), train, config, {steps}, out="{out}", test=test, eval_every=3
+)
+monitor
+"""
+REWARD = 2  # the trace: two of accuracy stand before it
+
+
+def opened(open_cells, name, steps=400):
+    page = open_cells(name, [SETUP.format(steps=steps, out=f"run-{name}")])
+    lab_.run_all(page)
+    page.locator(".hacpo-start").wait_for()
+    return page
+
+
+def test_start_pause_change_resume_and_stop(open_cells, lab):
+    page = opened(open_cells, "training")
+    lab_.wait_text(page, "hacpo-status", "ready")
+    before = saved_png(page, lab, "training")
+    page.locator(".hacpo-start").click()
+    lab_.wait_text(page, "hacpo-status", "running")
+    lab_.wait_points(page, "hacpo-curves", 2, REWARD)
+    lab_.screenshot(page, "monitor-running-light")
+
+    # the page is usable meanwhile: a cell runs, and the curves grow
+    lab_.run_cell(page, "print(sum(range(10)), monitor.running)")
+    assert lab_.last_output(page).strip() == "45 True"
+    lab_.wait_points(page, "hacpo-curves", len(lab_.plot_data(page, "hacpo-curves", REWARD)) + 2, REWARD)
+
+    # an interrupt ends what a cell does, not the training
+    lab_.run_cell(
+        page, "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('interrupted')", wait=False
+    )
+    lab_.menu(page, "Kernel", "Interrupt Kernel")
+    lab_.wait_idle(page)
+    assert lab_.last_output(page).strip() == "interrupted"
+    lab_.wait_points(page, "hacpo-curves", len(lab_.plot_data(page, "hacpo-curves", REWARD)) + 2, REWARD)
+    lab_.wait_text(page, "hacpo-status", "running")
+
+    page.locator(".hacpo-pause").click()
+    lab_.wait_text(page, "hacpo-status", "paused, saved")
+    assert page.locator(".hacpo-start").inner_text() == "Resume"
+    paused = lab_.plot_data(page, "hacpo-curves", REWARD, "x")[-1]
+    assert (lab.folder / "run-training" / "checkpoints" / f"step-{paused:06d}").is_dir()
+
+    page.get_by_text("Settings for the next step").click()
+    page.locator(".hacpo-set-delta input").fill("0.5")
+    page.locator(".hacpo-set-delta input").press("Enter")
+    page.locator(".hacpo-apply").click()
+    lab_.wait_text(page, "hacpo-changes", "waits for the next step: delta 0.2 → 0.5")
+    lab_.screenshot(page, "monitor-settings-light")
+    page.locator(".hacpo-start").click()
+    lab_.wait_text(page, "hacpo-changes", f"from step {paused + 1}: delta 0.2 → 0.5")
+    lab_.wait_points(page, "hacpo-curves", paused + 2, REWARD)
+    drawn = lab_.plot_data(page, "hacpo-curves", REWARD, "x")
+    assert drawn == list(range(1, len(drawn) + 1))  # no step twice, none left out
+
+    # while it runs, another change
+    page.locator(".hacpo-set-lr input").fill("0.00003")
+    page.locator(".hacpo-set-lr input").press("Enter")
+    page.locator(".hacpo-apply").click()
+    lab_.wait_text(page, "hacpo-changes", "lr 0.0001 → 3e-05")
+    lab_.theme(page, "dark")
+    lab_.screenshot(page, "monitor-settings-dark")
+
+    # the tab is closed and opened again: the training has gone on, and everything is there
+    lab_.save(page)
+    lab_.reopen(page)
+    lab_.wait_points(page, "hacpo-curves", paused + 4, REWARD)
+    assert lab_.plot_data(page, "hacpo-curves", REWARD, "x")[0] == 1
+    lab_.wait_text(page, "hacpo-changes", f"from step {paused + 1}: delta 0.2 → 0.5")
+    lab_.wait_text(page, "hacpo-status", "running")
+    lab_.wait_points(page, "hacpo-curves", len(lab_.plot_data(page, "hacpo-curves", REWARD)) + 1, REWARD)
+    page.get_by_text("Rollouts of the last step").click()
+    assert page.locator(".hacpo-rollouts code").count() >= 2 + 2 * 2  # prompt, answer, two rollouts of two agents
+    lab_.screenshot(page, "monitor-rollouts-dark")
+
+    page.locator(".hacpo-stop").click()
+    lab_.wait_text(page, "hacpo-status", "stopped, saved")
+    lab_.no_errors(page)
+    changes = [json.loads(line) for line in (lab.folder / "run-training" / "changes.jsonl").read_text().splitlines()]
+    assert [(c["setting"], c["old"], c["new"]) for c in changes] == [("delta", 0.2, 0.5), ("lr", 1e-4, 3e-5)]
+    assert changes[0]["from_step"] == paused + 1
+
+    # the exported page has the final curves in the widget's place
+    page.wait_for_timeout(1500)  # the picture beside the widget follows the last step
+    after = saved_png(page, lab, "training")
+    assert after != before
+    html, _ = HTMLExporter().from_filename(str(lab.folder / "training.ipynb"))
+    assert f"data:image/png;base64,{base64.b64encode(after).decode()}" in html
+
+
+def saved_png(page, lab, name):
+    """The picture that the saved notebook has beside the widget."""
+    lab_.save(page)
+    page.wait_for_timeout(1500)
+    cell = nbformat.read(lab.folder / f"{name}.ipynb", as_version=4).cells[0]
+    bundle = next(o["data"] for o in cell.outputs if "image/png" in o.get("data", {}))
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    return base64.b64decode(bundle["image/png"])
+
+
+def test_a_restarted_kernel_goes_on_and_a_second_place_shows_the_same(open_cells, lab):
+    page = opened(open_cells, "again", steps=15)
+    page.locator(".hacpo-start").click()
+    lab_.wait_points(page, "hacpo-curves", 1, REWARD)
+    page.locator(".hacpo-stop").click()
+    lab_.wait_text(page, "hacpo-status", "stopped, saved")
+    stopped = lab_.plot_data(page, "hacpo-curves", REWARD)
+    page.evaluate("void window.jupyterapp.commands.execute('notebook:restart-run-all')")  # it waits for the dialogue
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    page.wait_for_timeout(1000)
+    lab_.wait_idle(page)
+    lab_.wait_points(page, "hacpo-curves", len(stopped), REWARD)
+    assert lab_.plot_data(page, "hacpo-curves", REWARD) == stopped  # read from the run folder
+    page.locator(".hacpo-start").click()
+    lab_.wait_text(page, "hacpo-status", "finished")
+    lab_.run_cell(page, "monitor")
+    page.locator(".hacpo-monitor").nth(1).wait_for()
+    assert page.locator(".hacpo-status", has_text="finished").count() == 2
+    assert lab_.plot_data(page, "hacpo-curves", REWARD, "x") == list(range(1, 16))
+    lab_.no_errors(page)
