@@ -33,6 +33,8 @@ def capability_ratio(capability: Mapping[str, float], numerator: str, denominato
     values = []
     for name in (numerator, denominator):
         if name not in capability:
+            if name in list(capability):
+                capability[name]  # observed, but without a reward: says so
             raise KeyError(f"no capability for agent {name!r}; there are {', '.join(map(repr, capability)) or 'none'}")
         values.append(float(capability[name]))
         if not abs(values[-1]) < float("inf"):

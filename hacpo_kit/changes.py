@@ -69,6 +69,13 @@ def replay(folder: Path, step: int, config: Config) -> Config:
     return apply_changes(config, truncate_lines(folder / FILE, step))
 
 
+def told(lines: Sequence[dict[str, Any]], most: int = 3) -> str:
+    """Recorded changes in a line: "lr=1e-05 from step 4"; "" if there are none."""
+    said = [f"{line['setting']}={line['new']} from step {line['from_step']}" for line in lines]
+    more = len(said) - most
+    return ", ".join([*said[:most], *([f"{more} more changes"] if more > 0 else [])])
+
+
 def apply_changes(config: Config, lines: Sequence[dict[str, Any]]) -> Config:
     """The config after these recorded changes, in their order."""
     for line in lines:
@@ -76,4 +83,14 @@ def apply_changes(config: Config, lines: Sequence[dict[str, Any]]) -> Config:
     return config
 
 
-__all__ = ["CHANGEABLE", "FILE", "FIXED", "apply_changes", "check_change", "record_change", "replay", "wanted_config"]
+__all__ = [
+    "CHANGEABLE",
+    "FILE",
+    "FIXED",
+    "apply_changes",
+    "check_change",
+    "record_change",
+    "replay",
+    "told",
+    "wanted_config",
+]

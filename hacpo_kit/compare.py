@@ -59,7 +59,8 @@ def usable(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """The runs that can be compared, and a sentence for all that was left out or told apart.
 
     Unfinished runs and repeats of a seed are left out. Runs of one method with other settings than the method's own become a
-    method of their own, "hacpo · alpha=3.0". Every function below starts with this; on its own result it changes nothing.
+    method of their own, "hacpo · alpha=3.0", and so do runs whose settings changed on the way, "hacpo · lr=1e-05 from step 4".
+    Every function below starts with this; on its own result it changes nothing.
     Raises ValueError for a missing column, and if nothing is left.
     """
     for column in NEEDED:
@@ -91,8 +92,16 @@ def _variants(runs: pd.DataFrame) -> tuple[pd.Series, list[str]]:
     settings = [c for c in Config.__dataclass_fields__ if c in runs and c not in ("method", "seed")]
     settings = [c for c in settings if runs[c].nunique() > 1]
     labels, notes = runs["method"].astype(str), []
+    changed = runs["changed"].astype(object).fillna("") if "changed" in runs else {}  # earlier tables lack it
+    fresh = [run for run, how in changed.items() if how and f" · {how}" not in labels[run]]
+    for run in fresh:
+        labels[run] += f" · {changed[run]}"
+    if fresh:
+        notes.append(
+            f"Settings changed within {_count(fresh, 'run')}, which stand apart: {', '.join(map(str, fresh))}."
+        )
     for (agents, method), group in runs.groupby(["agents", labels], observed=True):
-        own = Config.from_dict({"method": method, **METHODS.get(method, {})})
+        own = Config.from_dict({"method": method, **METHODS.get(method.split(" · ")[0], {})})
         usual = {**{name: getattr(own, name) for name in settings}, "steps": group["steps"].max()}
         several = [name for name in usual if group[name].astype(str).nunique() > 1]
         if not several:

@@ -153,25 +153,25 @@ class Experience:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file {path}")
         try:
-            table = pq.read_table(path)
+            table = pq.read_table(path, page_checksum_verification=True)
             about = json.loads((table.schema.metadata or {})[b"hacpo_kit"])
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            if about["version"] != VERSION:
+                raise ValueError(f"it has version {about['version']}, this program reads version {VERSION}")
+            if missing := [name for name in COLUMNS if name not in table.column_names]:
+                raise ValueError(f"the columns {', '.join(missing)} are missing")
+            past = {name: tuple(values) for name, values in about["capability"]["history"].items()}
+            return cls(
+                frame=table.select(list(COLUMNS)).to_pandas(),
+                capability=Capability(about["capability"]["window"], past),
+                config=Config.from_dict(about["config"]),
+                step=about["step"],
+                trained=about["trained"],
+            )
+        except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no recorded experience ({type(error).__name__}: {error})") from None
-        if about["version"] != VERSION:
-            raise ValueError(f"{path} has version {about['version']}, this program reads version {VERSION}")
-        if missing := [name for name in COLUMNS if name not in table.column_names]:
-            raise ValueError(f"{path} is no recorded experience: the columns {', '.join(missing)} are missing")
-        past = {name: tuple(values) for name, values in about["capability"]["history"].items()}
-        return cls(
-            frame=table.select(list(COLUMNS)).to_pandas(),
-            capability=Capability(about["capability"]["window"], past),
-            config=Config.from_dict(about["config"]),
-            step=about["step"],
-            trained=about["trained"],
-        )
 
     def save(self, path: str | Path) -> Path:
-        """Writes a Parquet file that appears under its name only when it is whole."""
+        """Writes a Parquet file that appears under its name only when it is whole. Raises OSError, naming it, if it cannot."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -186,8 +186,12 @@ class Experience:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
         try:
-            pq.write_table(table, temporary, compression="zstd")
+            # with checksums, a file that was damaged later is refused instead of read
+            pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
             temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise OSError(error.errno, f"the experience cannot be written ({error})", str(path)) from None
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

@@ -16,7 +16,7 @@ from hacpo_kit.experience import Experience, recorded_steps
 from hacpo_kit.live import Live
 from hacpo_kit.objective import lower_bound
 from hacpo_kit.pictures import COLORS, GREY
-from hacpo_kit.plots import AXIS, Figure, Table, escaped
+from hacpo_kit.plots import AXIS, Figure, Table, escaped, plain
 from hacpo_kit.records import Pool, StepStats
 from hacpo_kit.whatif import Replay, WhatIf
 
@@ -129,12 +129,14 @@ class Explorer(Live):
         """Another step or learner, with the settings of the record."""
         experience = self._load(step)
         replay = Replay(experience, learner)
+        recorded = replay.at()
+        panels = Panels(replay, recorded)
+        # nothing is changed before all of it is there
         self.experience, self.replay, self.step, self.learner = experience, replay, step, replay.learner
         self.recorded_choice = recorded_choice(experience.config)
         self.chosen = dict(self.recorded_choice)
-        self.recorded = replay.at()
-        self.now = self.recorded
-        self.panels = Panels(replay, self.recorded)
+        self.recorded = self.now = recorded
+        self.panels = panels
 
     # ── the state ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,7 +176,7 @@ class Explorer(Live):
         where = "" if self.step is None else f" in step {self.step}"
         changed = {k: v for k, v in self.chosen.items() if v != self.recorded_choice[k]}
         told = ", ".join(f"{_name(k)} {_value(self.recorded_choice[k])} → {_value(v)}" for k, v in changed.items())
-        return f"What moves {escaped(self.learner, 60)}{where}: {told or 'the recorded settings'}"
+        return f"What moves {plain(self.learner, 60)}{where}: {told or 'the recorded settings'}"
 
     def table(self, order: str | None = None) -> Table:
         """The rollouts that matter most, in one of the `ORDERS`."""
@@ -252,8 +254,10 @@ class Explorer(Live):
         """Another step or learner was chosen in the page."""
         try:
             self._open(step, learner)
-        except (ValueError, OSError) as error:
-            self._says.value = f"<b>This cannot be shown:</b> {escaped(error)}"
+        except (ValueError, KeyError, OSError) as error:
+            self._controls.show(self.chosen)  # what is still shown
+            told = error.args[0] if isinstance(error, KeyError) else error
+            self._says.value = f"<b>This cannot be shown:</b> {escaped(told)}"
             return
         self._controls.show(self.chosen)
         self._redraw()
@@ -282,6 +286,9 @@ def recorded_choice(config: Config) -> dict[str, Any]:
 
 def chosen_config(recorded: Config, chosen: Mapping[str, Any]) -> Config:
     """The settings that the controls stand for, in place of the recorded ones."""
+    for name in ("exponential", "clipping"):
+        if not isinstance(chosen[name], bool):
+            raise ValueError(f"{name}={chosen[name]!r}: it takes true or false")
     changes: dict[str, Any] = {name: chosen[name] for name in ("window", "capability_baseline", "discrepancy")}
     if recorded.foreign == "band" or chosen["exponential"] or chosen["clipping"]:
         changes |= {"foreign": "band", "alpha": chosen["alpha"] if chosen["exponential"] else 0.0}
@@ -308,21 +315,13 @@ class Controls:
 
         self.view, self._quiet = view, False
         wide = {"layout": {"width": "355px"}, "style": {"description_width": "82px"}}
-        config, history = view.experience.config, view.experience.capability.history
-        longest = max(config.window, *map(len, history.values()))
-        ranges = {
-            "alpha": (0.0, max(5.0, config.alpha), 0.25),
-            "delta": (0.0, 1.0, 0.05),
-            "delta_step": (0.0, max(0.2, config.delta_step), 0.005),
-        }
+        ranges = {"alpha": (0.0, 5.0, 0.25), "delta": (0.0, 1.0, 0.05), "delta_step": (0.0, 0.2, 0.005)}
         self.of: dict[str, Any] = {
             name: w.FloatSlider(min=low, max=high, step=by, readout_format=".3f", **wide)
             for name, (low, high, by) in ranges.items()
         }
-        self.of["window"] = w.IntSlider(min=1, max=longest, **wide)
-        # −1 stands for None, which a selection takes for nothing selected
-        last = max(8, int(view.replay.minibatch.max()))
-        self.of["m"] = w.SelectionSlider(options=[(EACH, -1), *((str(m), m) for m in range(last + 1))], **wide)
+        self.of["window"] = w.IntSlider(min=1, max=1, **wide)
+        self.of["m"] = w.SelectionSlider(options=[(EACH, -1)], **wide)
         for name, (label, told) in SLIDERS.items():
             self.of[name].description, self.of[name].tooltip = label, told
         self.of["m"].description, self.of["m"].tooltip = (
@@ -331,7 +330,9 @@ class Controls:
         )
         for name, (label, told) in SWITCHES.items():
             self.of[name] = w.Checkbox(description=label, tooltip=told, indent=False, layout={"width": "265px"})
-        self.step = w.SelectionSlider(options=view.steps, value=view.step, description="step", **wide)
+        self.step = None  # with a single step, which may have no number, there is nothing to choose
+        if len(view.steps) > 1:
+            self.step = w.SelectionSlider(options=view.steps, value=view.step, description="step", **wide)
         self.learner = w.Dropdown(options=view.experience.learners, value=view.learner, description="learner", **wide)
         self.orders = w.Dropdown(
             options=list(ORDERS), value=view.order, description="rollouts that matter most:",
@@ -340,7 +341,7 @@ class Controls:
         reset, keep = w.Button(description="reset", icon="undo"), w.Button(description="keep a picture", icon="camera")
         for name, widget in (
             *self.of.items(),
-            ("step", self.step),
+            *([("step", self.step)] if self.step else []),
             ("learner", self.learner),
             ("reset", reset),
             ("keep", keep),
@@ -349,13 +350,14 @@ class Controls:
         self.show(view.chosen)
         for widget in self.of.values():
             widget.observe(self._moved, "value")
-        self.step.observe(self._reopen, "value")
+        if self.step:
+            self.step.observe(self._reopen, "value")
         self.learner.observe(self._reopen, "value")
         self.orders.observe(self._ordered, "value")
         reset.on_click(lambda _: view.move(**view.recorded_choice))
         keep.on_click(view._keep)
         flow = {"flex_flow": "row wrap", "align_items": "center"}
-        top = [self.learner, *([self.step] if len(view.steps) > 1 else []), reset, keep]
+        top = [self.learner, *([self.step] if self.step else []), reset, keep]
         sliders, switches = [self.of[n] for n in (*SLIDERS, "m")], [self.of[n] for n in SWITCHES]
         self.box = w.VBox([w.Box(top, layout=flow), w.Box(sliders, layout=flow), w.Box(switches, layout=flow)])
 
@@ -368,15 +370,30 @@ class Controls:
         """Moves the controls without a redraw for each."""
         self._quiet = True
         try:
+            self._make_room(chosen)
             for name, value in chosen.items():
                 self.of[name].value = -1 if value is None else value
-            self.step.value = self.view.step
+            if self.step:
+                self.step.value = self.view.step
             if self.learner.options != tuple(self.view.experience.learners):
                 self.learner.options = self.view.experience.learners
             self.learner.value = self.view.learner
             self._enable()
         finally:
             self._quiet = False
+
+    def _make_room(self, chosen: Mapping[str, Any]) -> None:
+        """Widens the controls to what was recorded and chosen: a slider silently cuts a value beyond its end."""
+        history = self.view.experience.capability.history.values()
+        self.of["window"].max = max([self.of["window"].max, self.view.experience.config.window, *map(len, history)])
+        for name in SLIDERS:
+            self.of[name].max = max(self.of[name].max, chosen[name])
+        last = max(8, int(self.view.replay.minibatch.max()))
+        counts = sorted({*range(last + 1), *([] if chosen["m"] is None else [chosen["m"]])})
+        # −1 stands for None, which a selection takes for nothing selected
+        options = ((EACH, -1), *((str(m), m) for m in counts))
+        if self.of["m"].options != options:
+            self.of["m"].options = options
 
     def _enable(self) -> None:
         """What has no effect cannot be moved."""
@@ -393,7 +410,7 @@ class Controls:
 
     def _reopen(self, _: Any) -> None:
         if not self._quiet:
-            self.view._reopen(self.step.value, self.learner.value)
+            self.view._reopen(self.step.value if self.step else self.view.step, self.learner.value)
 
     def _ordered(self, change: Any) -> None:
         self.view.order = change.new
@@ -428,8 +445,8 @@ class Panels:
         self.agents = list(dict.fromkeys([*past, *replay.names]))  # in the order of the run, as on every other picture
         self.place = np.array([self.agents.index(name) for name in replay.names])[replay.of]
         self.colors = [COLORS[i % len(COLORS)] for i in range(len(self.agents))]
-        self.labels = [escaped(name, 40) for name in self.agents]
-        length = max(map(len, past.values()))
+        self.labels = [plain(name, 40) for name in self.agents]
+        length = max([1, *map(len, past.values())])  # without capability there is no past, but this step
         last = replay.experience.step or length
         self.steps = list(range(last - length + 1, last + 1))
         self._bin_ratios()
@@ -454,7 +471,7 @@ class Panels:
         """What the mouse shows of each drawn point, by agent."""
         rows = self.replay.frame.iloc[self.replay.used[self.points]]
         texts = [
-            f"{escaped(r.source, 40)}, {escaped(r.problem, 60)} #{r.sample}<br>{_lines(r.text)}<br>reward {r.reward:g}"
+            f"{plain(r.source, 40)}, {plain(r.problem, 60)} #{r.sample}<br>{_lines(r.text)}<br>reward {r.reward:g}"
             for r in rows.itertuples()
         ]
         return [np.array(texts, object)[self.place[self.points] == i] for i in range(len(self.agents))]
@@ -636,13 +653,12 @@ class Panels:
         }  # fmt: skip
 
 
-def _lines(text: str, width: int = 70, longest: int = 210) -> str:
+def _lines(text: str, width: int = 70, longest: int = 210, most: int = 8) -> str:
     """A model's text for a tooltip: escaped, in lines, cut with a count of what is missing."""
-    safe = [
-        escaped(text[i : i + width], width).replace("&quot;", "&#34;") for i in range(0, min(len(text), longest), width)
-    ]
-    more = f" … (+{len(text) - longest:,} characters)" if len(text) > longest else ""
-    return "<br>".join(line.replace("\n", "<br>") for line in safe) + more
+    shown = "\n".join(text[:longest].split("\n")[:most])
+    left = len(text) - len(shown)
+    lines = [line[i : i + width] for line in shown.split("\n") for i in range(0, max(len(line), 1), width)]
+    return "<br>".join(plain(line, width) for line in lines) + (f" … (+{left:,} characters)" if left else "")
 
 
 def _same(new: Any, old: Any) -> bool:

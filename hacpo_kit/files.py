@@ -34,10 +34,19 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete JSON lines of a file; a last line without a line end was cut by a stop and does not count."""
+    """The complete JSON lines of a file; a last line without a line end was cut by a stop and does not count.
+
+    Raises ValueError, naming file and line, for a line that is no JSON.
+    """
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().decode("utf-8", "replace").split("\n")[:-1] if line]
+    rows = []
+    for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n")[:-1], start=1):
+        try:
+            rows += [json.loads(line)] if line else []
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} of {path} is no JSON ({error})") from None
+    return rows
 
 
 def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -245,7 +246,8 @@ def _title_and_legend(canvas, axes, title: str) -> None:
         canvas.suptitle(title, x=0.01, ha="left", fontsize=11, color=GREY)
     if named:
         # beside the axes: inside, it would lie on the points
-        canvas.legend(named.values(), named, frameon=False, labelcolor=GREY, fontsize=9, loc="outside right upper")
+        names = [_wrapped(name, 40) for name in named]
+        canvas.legend(named.values(), names, frameon=False, labelcolor=GREY, fontsize=9, loc="outside right upper")
 
 
 def _draw_shape(ax, shape) -> None:
@@ -321,7 +323,7 @@ def _draw_heatmap(ax, trace) -> None:
     ax.imshow(cells, cmap=colors, vmin=trace.zmin, vmax=trace.zmax, aspect="auto", origin="lower", alpha=trace.opacity)
     for axis, names in ((ax.set_xticks, trace.x), (ax.set_yticks, trace.y)):
         if names is not None:
-            axis(range(len(names)), [_literal(str(n)) for n in names])
+            axis(range(len(names)), [_wrapped(_literal(str(n)), 26) for n in names])
     if trace.text is not None:
         for (row, column), text in np.ndenumerate(np.asarray(trace.text, object)):
             ax.text(column, row, _literal(str(text)), ha="center", va="center", fontsize=10, color="black")
@@ -363,9 +365,16 @@ def _faded_to_rgba(color: str) -> tuple[float, ...]:
     return r / 255, g / 255, b / 255, a
 
 
-def _literal(text: str) -> str:
-    """Text as it is: matplotlib reads dollar signs as formulas, and leaves labels that begin with _ out of the legend."""
-    return f" {text}".replace("$", r"\$") if (text or "").startswith("_") else (text or "").replace("$", r"\$")
+def _literal(text: str | None) -> str:
+    """Text as it is: matplotlib knows no entities, reads dollar signs as formulas, and hides labels that begin with _."""
+    text = html.unescape(text or "").replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+def _wrapped(text: str, width: int) -> str:
+    """A literal text in lines, or a long name would leave no room for the picture."""
+    lines = textwrap.fill(text.replace(r"\$", "$"), width, drop_whitespace=False)
+    return lines.replace("$", r"\$")
 
 
 def _grey(ax) -> None:

@@ -303,30 +303,45 @@ def capability_ratios(capability: Capability) -> Figure:
         past = [capability.at(s) for s in range(1, steps + 1)]
         values = [c.ratio(a, b) if a in c and b in c else None for c in past]  # a gap where one had no scorable rollout
         fig.add_scatter(
-            x=list(range(1, steps + 1)), y=values, name=f"ω({a}, {b})", mode="lines+markers", line={"color": color},
-            showlegend=True,
+            x=list(range(1, steps + 1)), y=values, name=f"ω({plain(a, 100)}, {plain(b, 100)})", mode="lines+markers",
+            line={"color": color}, showlegend=True,
         )  # fmt: skip
     _line(fig, 1.0)
     return fig
 
 
 def capability_matrix(capability: Capability, step: int | None = None) -> Figure:
-    """ω of every agent (row) to every other (column), n × n, after `step` steps or all of them (eq. 9)."""
-    past = capability if step is None else capability.at(step)
+    """ω of every agent (row) to every other (column), n × n, after `step` steps or all of them (eq. 9).
+
+    Agents without a scorable rollout in the window have no ω, and the title names them. Raises ValueError if that is all of
+    them, and for a step that was not observed.
+    """
+    last = max(map(len, capability.history.values()), default=0)
+    when = last if step is None else step
+    if not 0 <= when <= last:
+        raise ValueError(f"step={step}: there are the steps 1 to {last}")
+    past = capability.at(when)
     names = [name for name in past.history if name in _known(past)]
+    if not names:
+        raise ValueError(f"after step {when} no agent has a scorable rollout in the window: there is no capability yet")
     cells = np.array([[past.ratio(a, b) for b in names] for a in names])
-    when = max(map(len, past.history.values()), default=0)
-    fig = figure(f"Capability ratios after step {when}: row ÷ column", "second agent", "first agent", height=HEIGHT)
+    unknown = ", ".join(plain(name, 60) for name in past.history if name not in names)
+    told = f" (without {unknown}: nothing scorable)" if unknown else ""
+    fig = figure(
+        f"Capability ratios after step {when}: row ÷ column{told}", "second agent", "first agent", height=HEIGHT
+    )
+    labels = [plain(name, 100) for name in names]
     # the logarithm: twice as strong and half as strong are equally far from 1; the shades span what there is, and where all
     # are within 10^0.15 = 1.4 times of each other they stay pale
     shades = np.log10(cells)
-    limit = max(0.15, float(np.abs(shades).max(initial=0.0)))
+    limit = max(0.15, float(np.abs(shades).max()))
     fig.add_heatmap(
-        z=shades, x=names, y=names, text=[[f"{v:.2f}" for v in row] for row in cells], texttemplate="%{text}",
+        z=shades, x=labels, y=labels, text=[[f"{v:.2f}" for v in row] for row in cells], texttemplate="%{text}",
         hovertemplate="ω(%{y}, %{x}) = %{text}<extra></extra>", zmin=-limit, zmax=limit, showscale=False,
         textfont={"color": "black"}, colorscale=[[0, "#f0a878"], [0.5, "#f4f4f4"], [1, "#8fc3e8"]],
     )  # fmt: skip
-    return fig.update_layout(yaxis_autorange="reversed", margin_l=170)
+    axes = {"xaxis_type": "category", "yaxis_type": "category"}  # an agent may be called "1"
+    return fig.update_layout(yaxis_autorange="reversed", margin_l=170, **axes)
 
 
 def _known(capability: Capability) -> set[str]:
@@ -344,14 +359,21 @@ def advantages(batches: Batch | Sequence[Batch], *, weighted: bool = False) -> F
     """How many rollouts of each source got which advantage, one panel a learner (eqs. 6-7).
 
     `weighted`: what the update uses, ω(source, learner)·A for foreign rollouts (eq. 10).
+
+    Raises ValueError without any batch, and for an advantage that is not finite.
     """
     many = [batches] if isinstance(batches, Batch) else list(batches)
+    if not many:
+        raise ValueError("there is no batch to show")
     what = "ω·A" if weighted else "A"
     values = [(b.advantages * b.weights if weighted else b.advantages).numpy() for b in many]
-    most = max(1.0, *(float(np.abs(v).max(initial=0)) for v in values))
+    for b, value in zip(many, values, strict=True):
+        if bad := int((~np.isfinite(value)).sum()):
+            raise ValueError(f"{bad} advantages of learner {b.learner!r} are not finite")
+    most = max([1.0, *(float(np.abs(v).max(initial=0)) for v in values)])
     edges = np.linspace(-most, most, 32)  # an odd number of bins: zero has its own
     sources = list(dict.fromkeys(name for b in many for name in b.pool.agents))
-    names = [f"{b.learner} learns" for b in many]
+    names, named = [f"{plain(b.learner, 100)} learns" for b in many], set()  # in the legend
     title = f"{'Weighted advantages' if weighted else 'Advantages'} of the rollouts that each learner uses, by who wrote them"
     fig = _panels(title, f"advantage {what} (standard deviations)", "rollouts", names, height=330)
     for i, (batch, value) in enumerate(zip(many, values, strict=True), start=1):
@@ -361,10 +383,12 @@ def advantages(batches: Batch | Sequence[Batch], *, weighted: bool = False) -> F
                 continue
             counts, _ = np.histogram(value[writer == source], edges)
             fig.add_bar(
-                x=(edges[1:] + edges[:-1]) / 2, y=counts, name=source, legendgroup=source, showlegend=i == 1,
+                x=(edges[1:] + edges[:-1]) / 2, y=counts, name=plain(source, 100), legendgroup=source,
+                showlegend=source not in named,
                 marker={"color": COLORS[sources.index(source) % len(COLORS)]}, xaxis=f"x{i if i > 1 else ''}",
                 yaxis=f"y{i if i > 1 else ''}", hovertemplate=f"{what} about %{{x:.2f}}: %{{y}} rollouts",
             )  # fmt: skip
+            named.add(source)
     return fig.update_layout(barmode="stack", bargap=0.05)
 
 
@@ -372,13 +396,21 @@ def clip_bands(configs: Config | Mapping[str, Config], *, updates: int = 8, stat
     """Where the band of foreign rollouts begins at every mini-batch, a line a config; up to s = 1 they teach (eqs. 13-14).
 
     `stats` adds the foreign ratios of a real step as points.
+
+    Raises ValueError for a config without such a band: one that uses own rollouts only, or clips foreign ones like own ones.
     """
     named = {"": configs} if isinstance(configs, Config) else dict(configs)
+    for name, config in named.items():
+        if config.sources == "own" or config.foreign != "band":
+            why = "uses no foreign rollouts" if config.sources == "own" else "clips foreign rollouts like own ones"
+            raise ValueError(f"config {name or config.method!r} has no band for foreign rollouts: it {why}")
+    if updates < 0:
+        raise ValueError(f"updates={updates}: it must be 0 or more")
     m = np.arange(updates + 1)
     fig = figure("The band closes: below the line a foreign rollout teaches nothing", _M, "importance ratio s")
     for color, (name, config) in zip(_cycle(COLORS), named.items(), strict=False):
         lower = [clip_band(int(i), config.delta, config.delta_step)[0] for i in m]
-        label = name or f"δ = {config.delta:g}, δ_step = {config.delta_step:g}"
+        label = plain(name, 100) if name else f"δ = {config.delta:g}, δ_step = {config.delta_step:g}"
         band = pd.DataFrame({"low": lower, "high": 1.0}, index=m)
         _band(fig, band, color, label, alpha=0.12)
         fig.add_scatter(
@@ -389,8 +421,9 @@ def clip_bands(configs: Config | Mapping[str, Config], *, updates: int = 8, stat
         points, told = thinned(foreign)
         jitter = np.random.default_rng(0).uniform(-0.3, 0.3, len(points))
         fig.add_scatter(
-            x=points["updates_made"] + jitter, y=points["ratio"], mode="markers", name=f"foreign rollouts of {stats.learner}",
-            marker={"color": GREY, "size": 5, "symbol": "circle", "opacity": 0.5}, showlegend=True,
+            x=points["updates_made"] + jitter, y=points["ratio"], mode="markers",
+            name=f"foreign rollouts of {plain(stats.learner, 100)}", showlegend=True,
+            marker={"color": GREY, "size": 5, "symbol": "circle", "opacity": 0.5},
         )  # fmt: skip
         fig.update_layout(title_text=f"{fig.layout.title.text}{told}")
     _line(fig, 1.0)
@@ -407,17 +440,19 @@ def gradient_shares(
 
     Raises ValueError if a row does not add up to 1 (rows of NaN, without any gradient, stay empty).
     """
-    sums = shares.sum(axis=1, min_count=1)
-    if ((sums - 1).abs() > 0.01).any():
-        row = (sums - 1).abs().idxmax()
-        raise ValueError(f"the shares of {row!r} add up to {sums[row]:.3f}, not 1")
+    shares = shares.astype(float)
+    with np.errstate(invalid="ignore"):
+        sums = shares.sum(axis=1, min_count=1)
+    # an infinite share makes the sum NaN
+    if len(wrong := sums[shares.notna().any(axis=1) & ~((sums - 1).abs() <= 0.01)]):
+        raise ValueError(f"the shares of {wrong.index[0]!r} add up to {wrong.iloc[0]:.3f}, not 1")
     fig = figure(title, x or str(shares.index.name or _M), "share of the gradient (%)")
     for color, part in zip(_cycle(COLORS), shares, strict=False):
         fig.add_bar(
-            x=list(shares.index), y=100 * shares[part], name=str(part), showlegend=True, marker={"color": color},
+            x=list(shares.index), y=100 * shares[part], name=plain(part, 100), showlegend=True, marker={"color": color},
             hovertemplate="%{y:.0f} %",
         )  # fmt: skip
-    if pd.api.types.is_integer_dtype(shares.index):
+    if pd.api.types.is_integer_dtype(shares.index) and len(shares):
         fig.update_xaxes(tickvals=list(shares.index)[:: -(-len(shares) // 24)])
     return fig.update_layout(barmode="relative", bargap=0.25)
 
@@ -427,7 +462,7 @@ def importance_ratios(stats: StepStats | Sequence[StepStats]) -> Figure:
     many = [stats] if isinstance(stats, StepStats) else list(stats)
     frame = pd.concat([s.to_frame() for s in many], ignore_index=True)
     rng = np.random.default_rng(0)
-    names = " and ".join(s.learner for s in many)
+    names = " and ".join(plain(s.learner, 60) for s in many)
     kinds = {
         "own": (frame["own"] & ~frame["clipped"], COLORS[0], "circle"),
         "own, clipped: no gradient": (frame["own"] & frame["clipped"], COLORS[0], "circle-open"),
@@ -435,7 +470,7 @@ def importance_ratios(stats: StepStats | Sequence[StepStats]) -> Figure:
         "foreign, clipped: no gradient": (~frame["own"] & frame["clipped"], COLORS[1], "circle-open"),
     }
     fig = figure(f"Importance ratios in one step of {names}", _M, "importance ratio s")
-    told = ""
+    told = " (it made no update)" if frame.empty else ""
     for name, (rows, color, symbol) in kinds.items():
         points = frame[rows]
         if points.empty:
@@ -497,7 +532,9 @@ class Table:
         self.frame, self.limit = frame, limit
 
     def __repr__(self) -> str:
-        return self.frame.head(self.limit).to_string()
+        # a terminal obeys control characters
+        shown = self.frame.head(self.limit).rename(columns=lambda c: visible(c, 80))
+        return shown.map(lambda v: visible(v, 80) if isinstance(v, str | list | dict) else v).to_string()
 
     def _repr_html_(self) -> str:
         shown = self.frame.head(self.limit)
@@ -517,7 +554,7 @@ _LONGEST = 400  # characters of a cell
 
 
 def _cell(value: Any) -> str:
-    if value is None or (isinstance(value, float) and np.isnan(value)):
+    if value is None or value is pd.NA or (isinstance(value, float | np.floating) and np.isnan(value)):
         text, align = f"<span style='color:{GREY}'>–</span>", "left"
     elif isinstance(value, bool | np.bool_):
         text, align = ("yes" if value else "no"), "left"
@@ -532,14 +569,27 @@ def _cell(value: Any) -> str:
 
 def escaped(text: Any, longest: int = _LONGEST) -> str:
     """Text that HTML shows as it is: markup escaped, control characters named, and cut with a count of what is missing."""
+    return html.escape(visible(text, longest)).replace("$", "&#36;")
+
+
+def plain(text: Any, longest: int = _LONGEST) -> str:
+    """Text that plotly shows as it is: as `escaped`, in the entities that plotly knows, and no template for a tooltip."""
+    return escaped(text, longest).replace("&quot;", "&#34;").replace("%{", "%&#123;")
+
+
+def visible(text: Any, longest: int = _LONGEST) -> str:
+    """Text with control characters named, cut with a count of what is missing."""
     text = str(text)
     cut = f" … (+{len(text) - longest:,} characters)" if len(text) > longest else ""
-    visible = _INVISIBLE.sub(lambda c: f"\\u{ord(c[0]):04x}", text[:longest])
-    return html.escape(visible + cut).replace("$", "&#36;")
+    return _INVISIBLE.sub(lambda c: "\\" + f"U{ord(c[0]):08x}".replace("U0000", "u"), text[:longest]) + cut
 
 
-# control characters, and those that turn the direction of writing; line feed and tab stay
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+# control and format characters, which turn the direction of writing or cannot be seen, and halves of a character, which no
+# page can be sent; line feed and tab stay
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f]"
+)
 
 
 def rollout_table(rollouts: Any, columns: Sequence[str] | None = None, *, limit: int = 20) -> Table:

@@ -261,7 +261,12 @@ class StepStats:
             )
             for mb in self.minibatches
         ]  # fmt: skip
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        if frames:
+            return pd.concat(frames, ignore_index=True)
+        # without an update: no row, but every column
+        kinds = {"learner": str, "updates_made": int, "index": int, "source": str, "own": bool, "ratio": np.float32}
+        kinds |= {"clipped": bool, "advantage": np.float32, "weight": np.float32, "lower": float}
+        return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the whole update; names as in `METRICS`."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from hacpo_kit import worker
+from hacpo_kit import changes, worker
 from hacpo_kit.agents import built_in_sets
 from hacpo_kit.config import Config
 from hacpo_kit.experiments import Experiment, notebook_parameters
@@ -432,8 +432,9 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
     """All runs below a folder as one long table: one row for each run, step, agent and metric.
 
     Columns: `run` (folder, relative to `folder`), `step`, `agent` ("" for metrics of the whole run), `metric`, `value`;
-    `rollouts`, `tokens` and `seconds` so far, all agents together; every setting of `Config`; `agents` (the built-in set,
-    or names joined by "+"), `steps` (planned), `finished`. ω(k, j) is the metric `omega/j` of agent k. Text columns are
+    `rollouts`, `tokens` and `seconds` so far, all agents together; every setting of `Config` as the run began, and what
+    changed on the way in `changed` (mostly ""); `agents` (the built-in set, or names joined by "+"), `steps` (planned),
+    `finished`. ω(k, j) is the metric `omega/j` of agent k. Text columns are
     categorical. A `.parquet` file that `to_parquet` wrote from such a table is read back as it was.
 
     Warns of runs that cannot be read, in whole or in part, by name. Raises FileNotFoundError where there is no run to
@@ -492,7 +493,14 @@ def _read_run(path: Path, name: str) -> tuple[pd.DataFrame, str]:
         }
     )  # fmt: skip
     steps = int(record["steps"])
-    about = {**asdict(config), "agents": _agents_of(record), "steps": steps, "finished": lines[-1]["step"] >= steps}
+    changed = [line for line in read_lines(path / changes.FILE) if line["from_step"] <= lines[-1]["step"]]
+    about = {
+        **asdict(config),
+        "changed": changes.told(changed),
+        "agents": _agents_of(record),
+        "steps": steps,
+        "finished": lines[-1]["step"] >= steps,
+    }
     table = table.assign(**about)
     return table, "its last line was cut and is left out" if torn else ""
 
@@ -532,7 +540,14 @@ def _same_categories(tables: list[pd.DataFrame]) -> list[pd.DataFrame]:
 
 
 def _text_columns() -> list[str]:
-    return ["run", "agent", "metric", "agents", *(f.name for f in fields(Config) if isinstance(f.default, str))]
+    return [
+        "run",
+        "agent",
+        "metric",
+        "agents",
+        "changed",
+        *(f.name for f in fields(Config) if isinstance(f.default, str)),
+    ]
 
 
 def _read_table(path: Path) -> pd.DataFrame:

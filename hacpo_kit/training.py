@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.agents import Agent, as_list, check_names, load_agent
-from hacpo_kit.changes import check_change, record_change, replay, wanted_config
+from hacpo_kit.changes import FIXED, check_change, record_change, replay, wanted_config
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.experience import Experience, drop_after, path_of
@@ -444,8 +444,10 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
             how = "contents differ" if name in before and name in now else "added" if name in now else "left out"
             changed.append(f"test set {name!r}: {how}")
     if changed:
+        within = differences and len(changed) == len(differences) and not set(differences) & set(FIXED)
+        remedy = ", or go on with it as it was and give changes={…} for settings that are to change" if within else ""
         raise ValueError(
-            f"{folder} holds a run with other settings ({'; '.join(changed)}); choose another folder for this one"
+            f"{folder} holds a run with other settings ({'; '.join(changed)}); choose another folder for this one{remedy}"
         )
     before, now = old["versions"], record["versions"]
     other = [f"{k} {before.get(k)} → {now.get(k)}" for k in {**before, **now} if before.get(k) != now.get(k)]

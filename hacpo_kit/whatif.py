@@ -109,11 +109,14 @@ class Replay:
 
     `Replay(experience, learner).at(config)` is what training recorded if nothing in the config is changed.
 
-    Raises ValueError for a name that is no learner's, a learner that used no rollout, and for token-level ratios.
+    Raises ValueError for a name that is no learner's, a learner that used no rollout, ratios that are not finite, and for
+    token-level ratios.
     """
 
     def __init__(self, experience: Experience, learner: str | None = None):
         self.experience = experience
+        if not experience.learners:
+            raise ValueError("this experience has no learner: its table is empty")
         self.learner = learner = experience.learners[0] if learner is None else learner
         self.frame = experience.of_learner(learner)
         if experience.config.ratio != "sequence":
@@ -132,6 +135,10 @@ class Replay:
         self.of = kept["source"].map({name: i for i, name in enumerate(self.names)}).to_numpy(np.int64)
         self.minibatch = kept["minibatch"].to_numpy(np.int64)
         self.ratio, self.reward = kept["ratio"].to_numpy(np.float32), kept["reward"].to_numpy(np.float64)
+        if bad := int((~np.isfinite(self.ratio)).sum()):
+            raise ValueError(
+                f"{bad} importance ratios of learner {learner!r} are not finite: its weights have diverged"
+            )
         scored = np.flatnonzero(self.frame["reward"].notna())
         self._groups = _Groups(self.frame.iloc[scored], learner)
         self._of_used = np.searchsorted(scored, self.used)  # the used ones are all scored
@@ -143,9 +150,12 @@ class Replay:
 
         `updates_made`: all rollouts are judged by the band after so many updates; None judges each in its own mini-batch.
 
-        Raises ValueError for settings that would have changed the record itself (named), KeyError if an agent has no
-        capability within the window.
+        Raises ValueError for settings that would have changed the record itself (named) and for `updates_made` that count
+        nothing, KeyError if an agent has no capability within the window.
         """
+        counts = isinstance(updates_made, (int, np.integer)) and not isinstance(updates_made, bool)
+        if updates_made is not None and not (counts and updates_made >= 0):
+            raise ValueError(f"updates_made={updates_made!r}: it takes a whole number of updates, 0 or more, or None")
         config = self.experience.config if config is None else config
         _check_weighing(self.experience.config, config)
         capability = replace(self.experience.capability, window=config.window)

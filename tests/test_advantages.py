@@ -199,3 +199,11 @@ def test_a_solved_problem_gives_the_learner_alone_no_advantage(a, b):
     """So with rest_when_solved, sharing never moves a learner where its own rollouts would not, but by better ones."""
     if solved_prompts(answers(p={"A": a, "B": b}), "A"):
         assert (group({"A": a}).advantages == 0).all()
+
+
+def test_an_agent_without_a_reward_is_told_so_and_not_that_it_is_unknown():
+    past = Capability().with_step({"A": None, "B": 0.5})
+    with pytest.raises(KeyError, match="'A' had no scorable rollout in the last 5 steps"):
+        past.ratio("B", "A")
+    with pytest.raises(KeyError, match="no capability for agent 'C'; there are 'A', 'B'"):
+        past.ratio("B", "C")

@@ -121,6 +121,20 @@ def test_settings_are_never_pooled_with_seeds():
     assert ends["hacpo · alpha=3.0 · steps=1"] == pytest.approx(0.3)
 
 
+def test_a_run_that_changed_on_the_way_is_not_pooled_with_the_others():
+    """Not even where it is alone: it is no run of its method."""
+    changed = run("gspo", 7, line(0.0, 0.5)).assign(changed="lr=1e-05 from step 1")
+    same_seed = run("gspo", 0, line(0.0, 0.5)).assign(changed="lr=1e-05 from step 1", run="other")
+    for frame in (together(changed, same_seed), together(changed, same_seed, run("gspo", 0, line(0.0, 0.4)))):
+        usable, notes = compare.usable(frame)
+        apart = usable[usable["method"] == "gspo · lr=1e-05 from step 1"]
+        assert set(apart["run"]) == {"other", changed["run"][0]} and usable["run"].nunique() == frame["run"].nunique()
+        assert "Settings changed within 2 runs" in notes[0] and "other" in notes[0]
+        again, more = compare.usable(usable)
+        assert again.equals(usable) and not more
+        assert not compare.accuracy_curves(frame).empty
+
+
 def test_a_method_of_one_s_own_keeps_its_name_and_unequal_settings_are_told():
     mine = run("hacpo", 0, line(0, 1), lr=3e-4).assign(method="mine", run="mine")
     frame = together(mine, run("hacpo", 0, line(0, 1), lr=3e-4), run("gspo", 0, line(0, 1)))

@@ -192,6 +192,66 @@ def test_another_file_is_refused_by_name(tmp_path, bad):
         Experience.load(path)
 
 
+def test_a_damaged_file_is_never_read_as_another(tmp_path):
+    """Bytes that changed, anywhere, and cuts: refused with the file's name, or read as it was written."""
+    experience = made(np.linspace(0.5, 1.5, 40), np.arange(40) % 2 == 0)
+    path = experience.save(tmp_path / "step-000001.parquet")
+    whole, rng, refused = path.read_bytes(), np.random.default_rng(0), 0
+    for i in range(200):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged if i % 4 else whole[: rng.integers(len(whole))])
+        again, why = _loaded(path)
+        if again is None:
+            assert "step-000001.parquet" in why
+            refused += 1
+        else:
+            pd.testing.assert_frame_equal(again.frame, experience.frame)
+    assert refused > 100
+
+
+def _loaded(path):
+    """The experience in a file, or why it was refused."""
+    try:
+        return Experience.load(path), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize(
+    "about",
+    ["[]", "1", "{}", {"config": None}, {"config": {"unknown": 1}}, {"config": {"lr": -1}}, {"capability": {"window": 5}},
+     {"capability": {"window": 0, "history": {}}}, {"capability": {"window": 5, "history": [1]}}],
+    ids=str,
+)  # fmt: skip
+def test_a_file_about_something_else_is_refused_by_name(tmp_path, about):
+    import pyarrow.parquet as pq
+
+    path = made([1.0], [True]).save(tmp_path / "step-000001.parquet")
+    table = pq.read_table(path)
+    if isinstance(about, dict):
+        about = json.dumps({**json.loads(table.schema.metadata[b"hacpo_kit"]), **about})
+    pq.write_table(table.replace_schema_metadata({"hacpo_kit": about}), path)
+    with pytest.raises(ValueError, match=r"step-000001\.parquet is no recorded experience"):
+        Experience.load(path)
+
+
+def test_a_full_disk_is_said_with_the_name_and_leaves_nothing(tmp_path):
+    import resource
+    import signal
+
+    experience, limits = made([1.0], [True]), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing beyond the limit is an error instead
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot be written .*step-000001\.parquet"):
+            experience.save(tmp_path / "step-000001.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_was_not_recorded_is_named(tmp_path, runs):
     with pytest.raises(FileNotFoundError, match="record_every=1"):
         Experience.of_run(tmp_path)
@@ -372,6 +432,16 @@ def test_token_level_ratios_are_recorded_but_not_weighed_again(tmp_path):
     assert experience.frame["ratio"].notna().all() and experience.frame["clipped"].dtype == bool
     with pytest.raises(ValueError, match="token by token"):
         Replay(experience)
+
+
+def test_what_cannot_be_weighed_is_refused():
+    experience = made([1.0, np.nan, np.inf], [True, True, False])
+    with pytest.raises(ValueError, match="2 importance ratios of learner 'A' are not finite"):
+        Replay(experience)
+    with pytest.raises(ValueError, match="no learner"):
+        Replay(Experience(experience.frame.iloc[:0], experience.capability, experience.config))
+    with pytest.raises(ValueError, match="updates_made=-1"):
+        Replay(made([1.0], [True])).at(updates_made=-1)
 
 
 def test_a_step_without_any_reward_is_recorded(tmp_path, problems):

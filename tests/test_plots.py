@@ -313,3 +313,85 @@ def test_the_static_picture_has_the_ticks_that_dtick_asks_for(monkeypatch):
     fig.png()
     fig.update_xaxes(dtick=1).png()
     assert 0.5 in seen[0] and set(np.diff(seen[1])) == {1.0}
+
+
+# ── what has nothing to show, or what would harm ─────────────────────────────────────────────────────────────────
+
+
+def test_a_learner_without_an_update_has_an_empty_picture():
+    none = StepStats("A", (), {"unscorable": 4}, ())
+    assert none.to_frame().dtypes.equals(stats().to_frame().iloc[:0].dtypes)
+    figure = hk.plots.importance_ratios(none)
+    assert "no update" in figure.layout.title.text and figure.png()
+    assert hk.plots.clip_bands(hk.Config(), stats=none).png()
+
+
+def test_what_is_empty_or_not_finite_is_said():
+    with pytest.raises(ValueError, match="no batch"):
+        hk.plots.advantages([])
+    with pytest.raises(ValueError, match="1 advantages of learner 'A' are not finite"):
+        hk.plots.advantages(batch("A", (float("nan"), 1, 1, 1, 1, 1)))
+    assert not hk.plots.gradient_shares(pd.DataFrame()).data
+    assert hk.plots.gradient_shares(pd.DataFrame({"own": [], "B": []})).png()
+    with pytest.raises(ValueError, match="shares of 'x' add up to nan"):
+        hk.plots.gradient_shares(pd.DataFrame({"own": [np.inf], "B": [-np.inf]}, index=["x"]))
+
+
+def test_a_matrix_names_whom_it_leaves_out():
+    past = hk.Capability().with_step({"A": None, "B": None, "1": None}).with_step({"A": 0.5, "B": None, "1": 0.25})
+    figure = hk.plots.capability_matrix(past)
+    assert figure.data[0].x == ("A", "1") and "without B" in figure.layout.title.text
+    assert figure.layout.xaxis.type == figure.layout.yaxis.type == "category"  # "1" is a name
+    for nothing in (hk.Capability(), past.at(1)):
+        with pytest.raises(ValueError, match="no capability yet"):
+            hk.plots.capability_matrix(nothing)
+    for step in (-1, 3):
+        with pytest.raises(ValueError, match="the steps 1 to 2"):
+            hk.plots.capability_matrix(past, step)
+
+
+@pytest.mark.parametrize("method", ["naive", "gspo", "grpo"])
+def test_a_method_without_a_band_has_no_picture_of_it(method):
+    with pytest.raises(ValueError, match="has no band for foreign rollouts"):
+        hk.plots.clip_bands({"mine": hk.Config.preset(method)})
+    with pytest.raises(ValueError, match="updates=-1"):
+        hk.plots.clip_bands(hk.Config(), updates=-1)
+
+
+def test_every_source_stands_in_the_legend_once():
+    """Those that learn alone appear in one panel each."""
+    alone = [batch(name).part(range(3 * i, 3 * i + 3)) for i, name in enumerate("AB")]
+    for many in (alone, [batch("A"), batch("B")]):
+        shown = [t.name for t in hk.plots.advantages(many).data if t.showlegend]
+        assert shown == ["A", "B"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["<b>x</b>", "$a$", "_hidden", "y" * 100, "long " * 20, "a &amp; 'b' \"c\""])
+def test_names_are_literal_and_leave_room_for_the_picture(name):
+    c = hk.Capability().with_step({name: 0.5, "B": 0.25})
+    shares = pd.DataFrame({name: [0.5], "B": [0.5]})
+    for figure in (
+        hk.plots.capability_matrix(c), hk.plots.capability_ratios(c), hk.plots.gradient_shares(shares),
+        hk.plots.clip_bands({name: hk.Config()}),
+    ):  # fmt: skip
+        shown = [str(t.name) for t in figure.data] + list(figure.data[0].x)
+        assert not any("<b" in str(text) or "$" in str(text) for text in shown)
+        image = matplotlib.image.imread(io.BytesIO(figure.png()))
+        assert (image[..., 3] > 0).mean() > 0.01
+
+
+def test_a_static_picture_shows_characters_instead_of_entities():
+    from hacpo_kit.pictures import _literal
+
+    assert _literal(hk.plots.plain('<b> $x$ "q" %{y}')) == r'<b> \$x\$ "q" %{y}'
+
+
+def test_a_table_in_a_terminal_sends_it_no_commands():
+    text = repr(hk.plots.rollout_table([{"text": HOSTILE + "x" * 100_000, "reward": 1.0}]))
+    assert "\x1b" not in text and "\u202e" not in text and "characters)" in text and len(text) < 1000
+
+
+@pytest.mark.parametrize("hidden", ["\u061c", "\u2060", "\u00ad", "\ud83d", "\ufff9", "\U000e0041"])
+def test_what_cannot_be_seen_or_sent_is_named(hidden):
+    assert hk.plots.escaped(hidden) == hidden.encode("unicode_escape").decode().replace("\\x", "\\u00")

@@ -481,7 +481,7 @@ def test_the_table_has_one_row_for_each_run_step_agent_and_metric(tmp_path):
     keys = ["run", "step", "agent", "metric"]
     assert not frame.duplicated(keys).any()
     assert list(frame.columns[:8]) == [*keys, "value", "rollouts", "tokens", "seconds"]
-    assert set(frame.columns[8:]) == {*hk.Config.__dataclass_fields__, "agents", "steps", "finished"}
+    assert set(frame.columns[8:]) == {*hk.Config.__dataclass_fields__, "agents", "changed", "steps", "finished"}
     row = frame.query("run == 's/a' and step == 2 and agent == 'llama-differences'").set_index("metric")
     assert dict(row["value"]) == {"avg@1": 0.5, "avg@1/sums": 0.5, "omega/qwen3-sums": 2.0}
     assert set(row["rollouts"]) == {16} and set(row["tokens"]) == {120} and set(row["seconds"]) == {1.0}

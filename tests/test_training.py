@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -643,6 +644,36 @@ def test_a_change_takes_effect_at_the_next_step_and_is_recorded(changed):
     rewards = [line["agents"]["qwen3-sums"]["reward"] for line in changed.history[1:]]
     assert changed.capability["qwen3-sums"] == pytest.approx(np.mean(rewards[-3:]))
     assert changed.last.pool.temperature == 0.9 and changed.last.config == changed.config
+
+
+def test_a_table_of_runs_says_what_changed_within_one(changed, undisturbed, tmp_path):
+    frame = hk.read_runs(changed.folder)
+    (said,) = frame["changed"].unique()
+    assert "delta=0.5 from step 3" in said and "2 more changes" in said and set(frame["lr"]) == {1e-4}
+    shutil.copytree(undisturbed.folder, tmp_path / "plain")
+    shutil.copytree(changed.folder, tmp_path / "changed")
+    both = hk.read_runs(tmp_path).drop_duplicates("run").set_index("run")["changed"]
+    assert both.to_dict() == {"plain": "", "changed": said}
+    # a change after the last step was never in force
+    lines = (tmp_path / "changed" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "changed" / "metrics.jsonl").write_text("".join(lines[:3]))
+    assert set(hk.read_runs(tmp_path / "changed")["changed"]) == {""}
+
+
+def test_the_settings_of_its_end_are_no_new_run_and_the_remedy_is_told(changed):
+    with pytest.raises(ValueError, match=r"lr: 0\.0001 → 3e-05.*give changes="):
+        hk.train(agents(), problems("train", 50), changed.config, 7, out=changed.folder, progress="off")
+    with pytest.raises(ValueError, match=r"choose another folder for this one$"):
+        hk.train(agents(), problems("train", 50), CONFIG.replace(seed=9), 7, out=changed.folder, progress="off")
+
+
+@pytest.mark.parametrize("name", ["changes.jsonl", "metrics.jsonl"])
+def test_a_damaged_line_is_named(changed, tmp_path, name):
+    shutil.copytree(changed.folder, tmp_path / "run")
+    lines = (tmp_path / "run" / name).read_text().splitlines(keepends=True)
+    (tmp_path / "run" / name).write_text("".join([lines[0], "no JSON\n", *lines[1:]]))
+    with pytest.raises(ValueError, match=rf"line 2 of .*{name} is no JSON"):
+        hk.resume(tmp_path / "run", steps=7, progress="off")
 
 
 def test_a_changed_run_before_its_change_is_the_unchanged_one(changed, undisturbed):

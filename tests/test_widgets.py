@@ -8,6 +8,7 @@ import ipywidgets
 import matplotlib.image
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 from nbconvert import HTMLExporter
 from test_experience import made  # pytest puts this folder on the path
@@ -16,7 +17,7 @@ import hacpo_kit as hk
 from hacpo_kit import live
 from hacpo_kit.advantages import Capability
 from hacpo_kit.experience import Experience
-from hacpo_kit.explorer import MAX_POINTS, ORDERS, chosen_config, recorded_choice
+from hacpo_kit.explorer import MAX_POINTS, ORDERS, Explorer, chosen_config, recorded_choice
 from hacpo_kit.live import WIDGET_VIEW
 
 HOSTILE = "<img src=x onerror=alert(1)></code><b>$x^2$</b> <a href='javascript:1'>"
@@ -87,6 +88,9 @@ def test_a_move_is_what_replay_says(view):
         view.move(gamma=1)
     with pytest.raises(ValueError, match="delta"):
         view.move(delta=7.0)
+    for name, value in (("m", -1), ("m", 1.5), ("m", True), ("m", "2"), ("clipping", "no"), ("exponential", None)):
+        with pytest.raises(ValueError, match="it takes"):
+            view.move(**{name: value})
     assert view.chosen["delta"] == 0.5  # a refused move changes nothing
 
 
@@ -166,6 +170,32 @@ def test_model_text_is_escaped_everywhere():
         assert "&lt;img" in shown
 
 
+@pytest.mark.parametrize(
+    "name", ["<b>x</b>", '<a href="http://x">"y"</a>', "$a$", "%{x}", "own", "a\u202eb\u061c", "z" * 300, "_a & 'b'"]
+)
+def test_no_name_of_an_agent_is_markup_formula_or_template(name):
+    experience = step()
+    for column in ("source", "learner"):
+        experience.frame[column] = experience.frame[column].replace({"A": name})
+    past = {name if k == "A" else k: v for k, v in experience.capability.history.items()}
+    view = hk.widgets.explorer(Experience(experience.frame, Capability(5, past), experience.config, 2))
+    figure = view.figure()
+    assert view.widget and figure.png()
+    shown = [view.title, *(t.name for t in figure.data)]
+    shown += [str(tip) for t in figure.data if t.customdata is not None for tip in t.customdata]
+    for text in map(str, shown):
+        assert not set(text.replace("<br>", "").replace("<extra></extra>", "")) & set("<>$\u202e\u061c"), text
+        assert "&quot;" not in text  # plotly does not know it
+    assert not any(f"{name}, A" in str(t.hovertemplate) for t in figure.data if name == "%{x}")
+
+
+def test_tooltips_stay_small_and_say_what_is_missing():
+    view = hk.widgets.explorer(step(text="a\n" * 1000 + "x" * 100_000))
+    tip = next(str(t.customdata[0]) for t in view.figure().data if t.customdata is not None)
+    assert tip.count("<br>") < 12 and "(+101,985 characters)" in tip
+    assert len(view.html()) < 50_000
+
+
 # ── the widget ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -227,6 +257,61 @@ def test_a_window_without_a_reward_is_said_and_not_drawn(view, monkeypatch):
     assert not seen and "no scorable rollout in the last 1 steps" in view._says.value
     control(view, "window").value = 2
     assert "rollouts" in view._says.value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("alpha", 9.0), ("window", 50), ("delta_step", 0.9), ("m", 40)], ids=lambda v: str(v)
+)
+def test_no_slider_cuts_what_is_chosen_or_recorded(view, name, value):
+    """A slider that ends before the value would silently stand for another one at the next click."""
+    assert view.widget
+    view.move(**{name: value})
+    assert control(view, name).value == value == view._controls.chosen()[name]
+    control(view, "discrepancy").value = False  # a click somewhere else
+    assert view.chosen[name] == value
+    if name != "m":
+        opened = {1: step(), 2: step(config=hk.Config(**{name: value}))}
+        several = Explorer(opened.__getitem__, [1, 2], "A", 1)
+        assert several.widget
+        several._controls.step.value = 2
+        control(several, "discrepancy").value = False
+        assert several.chosen[name] == value == several.config.to_dict()[name]
+
+
+def test_a_step_that_cannot_be_shown_leaves_everything_as_it_was(monkeypatch):
+    """A damaged file, a learner without a rollout, an agent without capability: said, and the controls go back."""
+    good = step()
+    nothing = made([1.0], [True])
+    nothing.frame["minibatch"] = pd.NA
+    unknown = Experience(good.frame, Capability().with_step({"A": 0.5, "B": None}), good.config, 3)
+
+    def load(at):
+        if at == 4:
+            raise ValueError("no recorded experience <b>")
+        return {1: good, 2: nothing, 3: unknown}[at]
+
+    view = Explorer(load, [1, 2, 3, 4], "A", 1)
+    seen = sent(view, monkeypatch)
+    view.move(alpha=2.0)
+    seen.clear()
+    for at, why in ((2, "used none of the 1 rollouts"), (3, "no scorable rollout"), (4, "experience &lt;b&gt;")):
+        view._controls.step.value = at
+        assert "This cannot be shown" in view._says.value and why in view._says.value
+        assert (
+            view.step == view._controls.step.value == 1 and view.experience is good and view.replay.experience is good
+        )
+        assert view.chosen["alpha"] == 2.0 == view._controls.chosen()["alpha"]
+    assert not seen
+    control(view, "delta").value = 0.5
+    assert len(seen) == 1 and "cannot be shown" not in view._says.value
+
+
+@pytest.mark.parametrize("method", ["naive", "gspo"])
+def test_methods_that_need_no_capability_open_without_one(method):
+    experience = step(config=hk.Config.preset(method))
+    frame = experience.frame[experience.frame["own"]] if method == "gspo" else experience.frame
+    view = hk.widgets.explorer(Experience(frame, Capability(), experience.config, 3))
+    assert view.widget and view.figure().png() and list(view.panels.steps) == [3]
 
 
 def test_keep_a_picture(view):
@@ -311,6 +396,11 @@ def test_a_live_pool_opens_before_and_after_its_update(pair, problems):
     pool = hk.reward(hk.rollout(pair, problems[:4], n=4, progress=False))
     capability, config = hk.Capability().observe(pool), hk.Config(minibatch=8)
     before = hk.widgets.explorer(pool, pair[0], capability, config)
+    assert before.step is None and before.widget  # without a step's number
+    control(before, "alpha").value = 2.0
+    before._controls.learner.options = [*before._controls.learner.options, "nobody"]
+    before._controls.learner.value = "nobody"
+    assert "is no learner" in before._says.value and before.chosen["alpha"] == 2.0
     assert "before any update" in before.html() and before.learner == pair[0].name
     stats = hk.update(pair[0], hk.advantage(pool, pair[0], capability, config), config)
     after = hk.widgets.explorer(pool, pair[0], capability, config, stats=stats)
