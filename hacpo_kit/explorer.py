@@ -442,7 +442,7 @@ class Panels:
     def __init__(self, replay: Replay, recorded: WhatIf):
         self.replay, self.recorded = replay, recorded
         past = replay.experience.capability.history
-        self.agents = sorted({*past, *replay.names})
+        self.agents = list(dict.fromkeys([*past, *replay.names]))  # in the order of the run, as on every other picture
         self.place = np.array([self.agents.index(name) for name in replay.names])[replay.of]
         self.colors = [COLORS[i % len(COLORS)] for i in range(len(self.agents))]
         self.labels = [plain(name, 40) for name in self.agents]
@@ -709,8 +709,8 @@ def _table(replay: Replay, now: WhatIf, recorded: WhatIf, order: str) -> Table:
             {
                 "source": rows["source"].to_numpy(), "prompt": rows["prompt"].to_numpy(), "text": rows["text"].to_numpy(),
                 "reward": rows["reward"].to_numpy(), "A": now.advantage[top], "s": now.ratio[top], "ω": now.weight[top],
-                "m": now.minibatch[top], "clipped": now.clipped[top], "∂ now": now.coefficient[top],
-                "∂ recorded": recorded.coefficient[top],
+                "m": now.minibatch[top], "clipped": now.clipped[top], "pull now": now.coefficient[top],
+                "pull recorded": recorded.coefficient[top],
             }
         ),
         limit=ROWS,

@@ -207,6 +207,8 @@ def _panel_of(axis: str | None) -> int:
 
 
 def _draw_axes(ax, x, y, name: str) -> None:
+    from matplotlib.ticker import MultipleLocator
+
     if name:
         ax.set_title(_literal(name), fontsize=10, color=GREY)
     ax.set_xlabel(_literal(x.title.text))
@@ -221,6 +223,9 @@ def _draw_axes(ax, x, y, name: str) -> None:
             set_ticks([], minor=True)  # a logarithmic axis would add its own
     if x.tickvals is None and x.title.text == "step":
         ax.xaxis.get_major_locator().set_params(integer=True)
+    for axis, drawn in ((x, ax.xaxis), (y, ax.yaxis)):
+        if axis.dtick is not None and axis.tickvals is None and axis.type != "log":
+            drawn.set_major_locator(MultipleLocator(axis.dtick))
     for axis, set_limits in ((x, ax.set_xlim), (y, ax.set_ylim)):
         if axis.range is not None:
             set_limits([10**v for v in axis.range] if axis.type == "log" else axis.range)
@@ -247,11 +252,14 @@ def _title_and_legend(canvas, axes, title: str) -> None:
 
 def _draw_shape(ax, shape) -> None:
     if shape.type == "rect":
-        color = _faded_to_rgba(shape.fillcolor) if shape.fillcolor else (0.5, 0.5, 0.5, 0.25)
+        style = {
+            "facecolor": _faded_to_rgba(shape.fillcolor) if shape.fillcolor else (0.5, 0.5, 0.5, 0.25),
+            "edgecolor": shape.line.color or GREY, "linewidth": 0.8 * (shape.line.width or 0),
+        }  # fmt: skip
         if str(shape.yref).endswith(("paper", "domain")):
-            ax.axvspan(shape.x0, shape.x1, shape.y0, shape.y1, color=color, linewidth=0)
+            ax.axvspan(shape.x0, shape.x1, shape.y0, shape.y1, **style)
         else:
-            ax.fill_between([shape.x0, shape.x1], shape.y0, shape.y1, color=color, linewidth=0)
+            ax.fill_between([shape.x0, shape.x1], shape.y0, shape.y1, **style)
     elif shape.x0 == shape.x1:
         ax.axvline(shape.x0, color=GREY, linestyle=":", linewidth=1)
     else:

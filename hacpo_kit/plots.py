@@ -331,10 +331,13 @@ def capability_matrix(capability: Capability, step: int | None = None) -> Figure
         f"Capability ratios after step {when}: row ÷ column{told}", "second agent", "first agent", height=HEIGHT
     )
     labels = [plain(name, 100) for name in names]
-    # the logarithm: twice as strong and half as strong are equally far from 1
+    # the logarithm: twice as strong and half as strong are equally far from 1; the shades span what there is, and where all
+    # are within 10^0.15 = 1.4 times of each other they stay pale
+    shades = np.log10(cells)
+    limit = max(0.15, float(np.abs(shades).max()))
     fig.add_heatmap(
-        z=np.log10(cells), x=labels, y=labels, text=[[f"{v:.2f}" for v in row] for row in cells], texttemplate="%{text}",
-        hovertemplate="ω(%{y}, %{x}) = %{text}<extra></extra>", zmin=-1, zmax=1, showscale=False,
+        z=shades, x=labels, y=labels, text=[[f"{v:.2f}" for v in row] for row in cells], texttemplate="%{text}",
+        hovertemplate="ω(%{y}, %{x}) = %{text}<extra></extra>", zmin=-limit, zmax=limit, showscale=False,
         textfont={"color": "black"}, colorscale=[[0, "#f0a878"], [0.5, "#f4f4f4"], [1, "#8fc3e8"]],
     )  # fmt: skip
     axes = {"xaxis_type": "category", "yaxis_type": "category"}  # an agent may be called "1"

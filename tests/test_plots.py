@@ -217,6 +217,15 @@ def test_capability_matrix_has_every_pair_in_both_directions():
     assert [list(row) for row in cells.text] == [["1.00", "0.50"], ["2.00", "1.00"]]
 
 
+def test_capability_matrix_tells_small_ratios_apart_and_leaves_equal_agents_pale():
+    near = hk.plots.capability_matrix(hk.Capability().with_step({"A": 0.32, "B": 0.25})).data[0]
+    limit = np.log10(0.32 / 0.25)
+    assert (near.zmin, near.zmax) == (-0.15, 0.15) and np.asarray(near.z)[0, 1] == pytest.approx(limit)
+    far = hk.plots.capability_matrix(hk.Capability().with_step({"A": 0.1, "B": 0.2})).data[0]
+    assert far.zmax == -far.zmin == pytest.approx(np.log10(2))
+    assert np.asarray(far.z).max() == pytest.approx(far.zmax)  # the strongest shade is used
+
+
 @pytest.mark.parametrize("current", [None, 1, 2, 3, 4])
 def test_the_four_stages_are_a_picture(current):
     picture = hk.plots.stages(current)
@@ -276,6 +285,34 @@ def test_annotations_stand_in_the_static_picture():
         before = fig.png()
         fig.add_annotation(x=x, y=y, text="half<br>way", showarrow=False, **refs)
         assert fig.png() not in (bare, before)
+
+
+@pytest.mark.parametrize("yref", ["y", "y domain"])
+def test_a_rectangle_has_an_outline_in_the_static_picture_only_if_it_is_given_one(yref):
+    def shown(**line):
+        fig = hk.plots.figure("T", "x", "y").add_scatter(x=[0, 1], y=[0, 1], mode="lines", line={"color": "#1f83c4"})
+        at = {"x0": 0.2, "x1": 0.8, "y0": 0.2, "y1": 0.8, "yref": yref, "fillcolor": "rgba(0,158,115,0.14)"}
+        fig.add_shape(type="rect", **at, **line)
+        image = matplotlib.image.imread(io.BytesIO(fig.png()))
+        orange = np.abs(image[..., :3] - np.array([0xD5, 0x5E, 0x00]) / 255).max(axis=-1) < 0.05
+        return int((orange & (image[..., 3] > 0.5)).sum())
+
+    assert shown() == shown(line={"width": 0, "color": "#D55E00"}) == 0
+    assert shown(line={"width": 1, "color": "#D55E00"}) > 300
+
+
+def test_the_static_picture_has_the_ticks_that_dtick_asks_for(monkeypatch):
+    seen = []
+    small = hk.pictures._small_png
+    monkeypatch.setattr(
+        hk.pictures, "_small_png", lambda canvas: seen.append(canvas.axes[0].get_xticks()) or small(canvas)
+    )
+    fig = hk.plots.figure("T", "m", "y").add_scatter(
+        x=[0, 1, 2, 3], y=[0, 1, 2, 3], mode="lines", line={"color": "#1f83c4"}
+    )
+    fig.png()
+    fig.update_xaxes(dtick=1).png()
+    assert 0.5 in seen[0] and set(np.diff(seen[1])) == {1.0}
 
 
 # ── what has nothing to show, or what would harm ─────────────────────────────────────────────────────────────────

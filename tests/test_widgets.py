@@ -373,6 +373,10 @@ def run(tmp_path_factory):
 
 def test_a_recorded_run_opens_at_any_step_and_learner(run):
     view = hk.widgets.explorer(run.folder, agent="llama-differences", step=2)
+    assert view.panels.agents == [
+        "qwen3-sums",
+        "llama-differences",
+    ]  # as the run has them: colours are those of other plots
     assert (view.step, view.learner) == (2, "llama-differences")
     assert hk.widgets.explorer(run).step == 3
     view.move(alpha=3.0)
