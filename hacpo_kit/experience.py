@@ -269,7 +269,7 @@ def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) 
         "learner": agent.name,
         "source": [r.source for r in rollouts],
         "problem": [r.problem for r in rollouts],
-        "prompt": [_as_text(problems[r.problem].prompt) for r in rollouts],
+        "prompt": [problems[r.problem].prompt_text for r in rollouts],
         "gold": [problems[r.problem].gold for r in rollouts],
         "sample": np.array([r.sample for r in rollouts], np.int32),
         "text": [r.text for r in rollouts],
@@ -299,10 +299,6 @@ def _why(pool: Pool, rollout: Any, agent: Agent, config: Config) -> str:
         return "unscorable"
     view = _learner_tokens(pool, rollout, agent, config.count_eos)
     return view if isinstance(view, str) else "not in these stats"
-
-
-def _as_text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, default=dict)
 
 
 def _values(stats: Any) -> Sequence[StepStats]:

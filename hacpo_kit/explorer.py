@@ -194,11 +194,12 @@ class Explorer(Live):
     def build(self) -> ipywidgets.Widget:
         """The controls, the figure, the table."""
         import ipywidgets as w
-        import plotly.graph_objects as go
+
+        from hacpo_kit.livefigure import LiveFigure
 
         # plotly would measure and draw its legend at every move; the page needs it once
         figure = self.figure().update_layout(showlegend=False, margin_t=70, height=600)
-        self._plot = go.FigureWidget(figure).add_class("hk-explorer-plot")
+        self._plot = LiveFigure(figure).add_class("hk-explorer-plot")
         self._sent = self.panels.traces(self.now), self.panels.layout(self.now, self.title)
         self._controls = Controls(self)
         self._says, self._list = w.HTML().add_class("hk-explorer-says"), w.HTML().add_class("hk-explorer-table")

@@ -66,6 +66,13 @@ class Problem:
         object.__setattr__(self, "prompt", _as_prompt(self.prompt))
         object.__setattr__(self, "meta", dict(self.meta))
 
+    @property
+    def prompt_text(self) -> str:
+        """The prompt as one text, for tables: chat messages as JSON."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return json.dumps(self.prompt, ensure_ascii=False, default=dict)
+
 
 @dataclass(frozen=True, repr=False)
 class Problems(Sequence):

@@ -32,7 +32,7 @@ def problem_names(result: StepResult) -> list[str]:
     names = []
     for i, problem in enumerate(result.pool.problems):
         scored = [r.reward for r in result.pool if r.problem == problem.id and r.reward is not None]
-        prompt = " ".join(problem.prompt.split())
+        prompt = " ".join(problem.prompt_text.split())
         right = f"mean reward {sum(scored) / len(scored):.2f}" if scored else "not scorable"
         names.append(f"{i + 1}. {prompt[:60]}{'…' if len(prompt) > 60 else ''} ({right})")
     return names
@@ -49,7 +49,9 @@ def side_by_side(result: StepResult, problem: int) -> str:
         more = f"<div style='color:{GREY}'>{len(mine) - MOST} more are not shown</div>" if len(mine) > MOST else ""
         head = f"<b style='color:{COLORS[place % len(COLORS)]}'>{escaped(agent)}</b>"
         columns.append(f"<div style='flex:1 1 320px;min-width:260px'>{head}{cards}{more}</div>")
-    prompt = f"step {result.metrics['step']}: {_code(asked.prompt, 600)} &nbsp; right answer: {_code(asked.gold, 200)}"
+    prompt = (
+        f"step {result.metrics['step']}: {_code(asked.prompt_text, 600)} &nbsp; right answer: {_code(asked.gold, 200)}"
+    )
     return f"<div>{prompt}</div><div style='display:flex;flex-wrap:wrap;gap:16px'>{''.join(columns)}</div>"
 
 

@@ -210,6 +210,22 @@ class Tags(HTMLParser):
 HOSTILE = "<img src=x onerror=alert(1)>$\\frac{1}{2}$</code><script>1</script>\u202e <b>x"
 
 
+def test_chat_prompts_are_shown_as_text(tmp_path, pair):
+    messages = [{"role": "user", "content": "<b>1+1</b>="}]
+    asked = hk.load_problems(
+        [{"prompt": [{**messages[0], "content": f"<b>1+{i}</b>="}], "gold": "2"} for i in range(4)]
+    )
+    for agent in pair:
+        agent.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        agent.chat = True
+    monitor = hk.widgets.monitor(pair, asked, CONFIG, 1, out=tmp_path / "run", save_first=False)
+    monitor.widget  # noqa: B018
+    monitor.start().wait(120)
+    settled(monitor)
+    assert monitor.error is None and "&lt;b&gt;1+" in monitor.rollouts_html()
+    assert '"content": "<b>1+' in monitor._view.problem.options[0]
+
+
 def test_hostile_text_is_text(tmp_path, pair, say):
     for agent in pair:
         say(agent, [HOSTILE, r"\boxed{<svg/onload=1>}"])

@@ -112,6 +112,18 @@ def test_switches_reset_keep_step_and_learner(page):
     jupyter.no_errors(page)
 
 
+def test_a_tab_opened_again_shows_what_was_chosen(page):
+    for _ in range(3):
+        moved(page, press(page, "alpha", "ArrowRight"))
+    chosen = page.evaluate(STATE)
+    jupyter.save(page)
+    jupyter.reopen(page)
+    page.locator(".hk-explorer-plot .scatterlayer path.point").first.wait_for(state="attached")
+    page.wait_for_function(f"title => {PLOT}.layout.title.text === title", arg=chosen[0])
+    assert page.evaluate(STATE) == chosen
+    jupyter.no_errors(page)
+
+
 def test_model_text_is_text_in_the_page(open_cells, folder):
     """Markup, script and formula in an answer: shown as written, in table and tooltips, and nothing of it runs."""
     hostile = r"<img src=x onerror='window.hacked=1'></code><script>window.hacked=1</script> $\\frac{1}{2}$ <b>bold</b>"
