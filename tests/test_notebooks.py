@@ -25,7 +25,10 @@ SMALL: dict[str, dict] = {
     "04_stepwise_clipping": {"prompts_per_step": 16, "minibatch": 16},
     "05_one_update": {"held_out": 40},
     "06_experiment": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
+    "07_compare": {"margin": 0.02},
+    "08_theory": {"repeats": 50_000},
     "09_three_agents": {"steps": 3},
+    "10_when_sharing_hurts": {"steps": 6},
     "11_explorer": {"steps": 2, "problems_per_step": 16},
     "12_monitor": {"prompts_per_step": 8, "test_size": 20},
 }
