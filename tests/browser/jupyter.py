@@ -175,6 +175,10 @@ def run_all(page: Page) -> None:
     menu(page, "Run", "Run All Cells")
     page.wait_for_timeout(300)  # the kernel is busy only once the first cell has reached it
     wait_idle(page)
+    # the status bar says idle between two cells too
+    waiting = "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))"
+    page.wait_for_function(waiting, timeout=4 * PATIENCE)
+    wait_idle(page)
 
 
 def menu(page: Page, *path: str) -> None:
