@@ -22,11 +22,11 @@ demo: $(READY)
 	$(BIN)/hacpo-kit run 00_quickstart --name demo
 	@echo "Open reports/runs/demo.html in a browser."
 
-# the tests, and every notebook run from top to bottom with its outputs compared, two at a time
+# the tests; then the notebooks, two at a time: as they are stored, through papermill, and run with every output compared
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore tests/test_notebooks.py
 	$(SAME) $(BIN)/python -m pytest $$($(SAME) $(BIN)/python tests/numerics.py) --nbval-sanitize-with tests/nbval.cfg \
-		-n 2 --dist loadfile --durations 5 $(NOTEBOOKS)
+		-n 2 --dist loadfile --durations 5 tests/test_notebooks.py $(NOTEBOOKS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
