@@ -24,9 +24,9 @@ demo: $(READY)
 
 # the tests; then the notebooks, two at a time: as they are stored, through papermill, and run with every output compared
 test: $(READY) lint
-	$(BIN)/python -m pytest --ignore tests/test_notebooks.py
+	$(BIN)/python -m pytest --ignore tests/test_notebooks.py --ignore tests/test_exercises.py
 	$(SAME) $(BIN)/python -m pytest $$($(SAME) $(BIN)/python tests/numerics.py) --nbval-sanitize-with tests/nbval.cfg \
-		-n 2 --dist loadfile --durations 5 tests/test_notebooks.py $(NOTEBOOKS)
+		-n 2 --dist loadfile --durations 5 tests/test_notebooks.py tests/test_exercises.py $(NOTEBOOKS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

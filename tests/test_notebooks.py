@@ -128,7 +128,8 @@ def test_every_notebook_of_the_course_is_run_with_papermill():
 
 def test_the_numerics_mark_is_kept():
     """The mark that says whether outputs can be compared is written by the target that stores them."""
-    told = subprocess.run(["make", "-n", "notebooks"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    plan = ["make", "-n", "--no-print-directory", "notebooks"]
+    told = subprocess.run(plan, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "nbconvert" in told and told.rstrip().endswith("tests/numerics.py --write")
     assert (ROOT / "tests" / "numerics.json").exists()
 
