@@ -84,7 +84,7 @@ def report(folder: str, parameters: tuple[tuple[str, str], ...], out: str | None
 
     Example: hacpo-kit report reports/runs --out reports/mine.html
     """
-    from hacpo_kit import compare, experiments
+    from hacpo_kit import compare, experiments, files
 
     source = Path(folder)
     page = Path(out) if out else source / "report.html" if source.is_dir() else source.with_suffix(".html")
@@ -96,9 +96,8 @@ def report(folder: str, parameters: tuple[tuple[str, str], ...], out: str | None
         page.parent.mkdir(parents=True, exist_ok=True)
         table = page.with_suffix(".parquet")
         if table.resolve() != source.resolve():
-            temporary = table.with_name(f".{table.name}.tmp")
-            frame.to_parquet(temporary, index=False)
-            temporary.replace(table)
+            with files.replacing(table) as temporary:
+                frame.to_parquet(temporary, index=False)
         # inside the project a relative path: the stored notebook then says nothing of this machine
         where = table.resolve()
         inside = where.is_relative_to(experiments.PROJECT)

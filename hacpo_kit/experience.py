@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +20,7 @@ import torch
 from hacpo_kit.advantages import Capability, _learner_tokens, advantage
 from hacpo_kit.agents import Agent, as_list, microbatches
 from hacpo_kit.config import Config
+from hacpo_kit.files import replacing
 from hacpo_kit.objective import lower_bound
 from hacpo_kit.records import Batch, MiniBatch, Pool, StepStats, derive_seed
 from hacpo_kit.updates import _micro_objective, minibatches
@@ -184,17 +184,12 @@ class Experience:
         table = pa.Table.from_pandas(self.frame, preserve_index=False)
         table = table.replace_schema_metadata({**table.schema.metadata, "hacpo_kit": json.dumps(about)})
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
         try:
-            # with checksums, a file that was damaged later is refused instead of read
-            pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-            temporary.replace(path)
+            with replacing(path) as temporary:
+                # with checksums, a file that was damaged later is refused instead of read
+                pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise OSError(error.errno, f"the experience cannot be written ({error})", str(path)) from None
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
         return path
 
 

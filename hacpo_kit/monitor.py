@@ -20,7 +20,7 @@ from hacpo_kit.agents import Agent, as_list
 from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.files import read_lines
 from hacpo_kit.live import Live
-from hacpo_kit.plots import COLORS, GREY, Figure, _panels, escaped
+from hacpo_kit.plots import COLORS, GREY, Figure, _panels, escaped, literal
 from hacpo_kit.saving import checkpoints
 from hacpo_kit.training import Run, StepResult, history_frame, train
 
@@ -341,7 +341,7 @@ class Monitor(Live):
                 lines.append(
                     f"<b style='color:{COLORS[1]}'>The training failed</b>: <code>{escaped(told, 2000)}</code> {goes_on}"
                 )
-        return _safe("<br>".join(lines))
+        return literal("<br>".join(lines))
 
     def notes_html(self) -> str:
         """What the training warned about; of warnings that differ in their numbers only, the last."""
@@ -352,7 +352,7 @@ class Monitor(Live):
             ]
             if self.notes_left_out:
                 lines.append(f"{self.notes_left_out} further warnings are not shown")
-        return _safe("<br>".join(lines)) if lines else ""
+        return literal("<br>".join(lines)) if lines else ""
 
     def table_html(self) -> str:
         """Numbers of the last step, one row an agent; the accuracy is that of the last test."""
@@ -364,7 +364,7 @@ class Monitor(Live):
                 rows.append((name, accuracy, *(_number(values, keys) for keys in _COLUMNS.values())))
         head = _row("th", ["agent", "accuracy", *_COLUMNS])
         body = "".join(_row("td", row) for row in rows)
-        return _safe(f"<table style='border-collapse:collapse'>{head}{body}</table>") if rows else ""
+        return literal(f"<table style='border-collapse:collapse'>{head}{body}</table>") if rows else ""
 
     def changes_html(self) -> str:
         """What was changed, from which step on, and what waits for the next step."""
@@ -377,16 +377,16 @@ class Monitor(Live):
                 f"<i>waits for the next step: <code>{escaped(k)}</code> {getattr(self.config, k)} → {escaped(v)}</i>"
                 for k, v in self.pending.items()
             ]
-        return _safe("<br>".join(lines) or "no setting was changed")
+        return literal("<br>".join(lines) or "no setting was changed")
 
     def rollouts_html(self, problem: int | None = None, result: StepResult | None = None) -> str:
         """Rollouts of the last step on one of its problems, side by side; by default one whose rewards differ."""
-        from hacpo_kit.rollout_view import side_by_side, telling_problem
+        from hacpo_kit.rollout_view import side_by_side
 
         result = result or self.last
         if result is None:
             return ""
-        return _safe(side_by_side(result, telling_problem(result) if problem is None else problem))
+        return literal(side_by_side(result, result.pool.telling_problem if problem is None else problem))
 
     def html(self) -> str:
         """What stands below the static figure."""
@@ -479,11 +479,6 @@ def _number(values: Mapping[str, float], keys: tuple[str, ...]) -> str:
 def _row(tag: str, cells: Sequence[str]) -> str:
     style = f"padding:0 8px;text-align:right;white-space:nowrap;font-size:90%;border-bottom:1px solid {GREY}40"
     return f"<tr>{''.join(f'<{tag} style={style!r}>{escaped(c)}</{tag}>' for c in cells)}</tr>"
-
-
-def _safe(markup: str) -> str:
-    """Inside, MathJax leaves dollar signs alone."""
-    return f"<div class='tex2jax_ignore mathjax_ignore' style='overflow-x:auto'>{markup}</div>"
 
 
 def _nth(number: int) -> str:

@@ -13,7 +13,7 @@ import ipywidgets as w
 from hacpo_kit.config import Config
 from hacpo_kit.livefigure import LiveFigure
 from hacpo_kit.plots import escaped
-from hacpo_kit.rollout_view import problem_names, telling_problem
+from hacpo_kit.rollout_view import problem_names
 
 if TYPE_CHECKING:
     from hacpo_kit.monitor import Monitor
@@ -177,7 +177,7 @@ class View:
         self._filling = True
         try:
             self.problem.options = names
-            self.problem.index = telling_problem(last)
+            self.problem.index = last.pool.telling_problem
         finally:
             self._filling = False
         self._show_problem()

@@ -321,7 +321,7 @@ def capability_matrix(capability: Capability, step: int | None = None) -> Figure
     if not 0 <= when <= last:
         raise ValueError(f"step={step}: there are the steps 1 to {last}")
     past = capability.at(when)
-    names = [name for name in past.history if name in _known(past)]
+    names = [name for name in past.history if name in past]  # a capability is what had a scorable rollout
     if not names:
         raise ValueError(f"after step {when} no agent has a scorable rollout in the window: there is no capability yet")
     cells = np.array([[past.ratio(a, b) for b in names] for a in names])
@@ -342,17 +342,6 @@ def capability_matrix(capability: Capability, step: int | None = None) -> Figure
     )  # fmt: skip
     axes = {"xaxis_type": "category", "yaxis_type": "category"}  # an agent may be called "1"
     return fig.update_layout(yaxis_autorange="reversed", margin_l=170, **axes)
-
-
-def _known(capability: Capability) -> set[str]:
-    """The agents with a scorable rollout in the window."""
-    known = set()
-    for name in capability:
-        try:
-            known.add(name) if capability[name] is not None else None
-        except KeyError:
-            continue
-    return known
 
 
 def advantages(batches: Batch | Sequence[Batch], *, weighted: bool = False) -> Figure:
@@ -542,11 +531,14 @@ class Table:
         rows = "".join(f"<tr>{''.join(_cell(v) for v in row)}</tr>" for row in shown.itertuples(index=False))
         left = len(self.frame) - len(shown)
         more = f"<div style='color:{GREY}'>{left:,} more rows are not shown</div>" if left else ""
-        # the class keeps MathJax out: $…$ in an answer is text
-        return (
-            f"<div class='tex2jax_ignore mathjax_ignore' style='overflow-x:auto'><table style='border-collapse:collapse'>"
-            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
+        return literal(
+            f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
         )
+
+
+def literal(markup: str) -> str:
+    """HTML in which MathJax leaves dollar signs alone: $…$ in an answer is text."""
+    return f"<div class='tex2jax_ignore mathjax_ignore' style='overflow-x:auto'>{markup}</div>"
 
 
 _HEAD = f"text-align:left;padding:4px 10px;border-bottom:1px solid {GREY}"

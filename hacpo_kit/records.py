@@ -88,6 +88,14 @@ class Pool:
         return {p.id: p for p in self.problems}
 
     @property
+    def telling_problem(self) -> int:
+        """Position of the first problem on which rewards differ, since on others nothing is learned; 0 if there is none."""
+        rewards: dict[str, set[float | None]] = {}
+        for r in self.rollouts:
+            rewards.setdefault(r.problem, set()).add(r.reward)
+        return next((i for i, p in enumerate(self.problems) if len(rewards[p.id]) > 1), 0)
+
+    @property
     def tokens(self) -> int:
         """Number of sampled tokens."""
         return sum(len(r.token_ids) for r in self.rollouts)

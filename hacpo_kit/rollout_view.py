@@ -19,14 +19,6 @@ class Seen(NamedTuple):
     clipped: bool
 
 
-def telling_problem(result: StepResult) -> int:
-    """Position of the first problem on which rewards differ, since on others nothing is learned; 0 if there is none."""
-    rewards: dict[str, set[float | None]] = {}
-    for r in result.pool:
-        rewards.setdefault(r.problem, set()).add(r.reward)
-    return next((i for i, p in enumerate(result.pool.problems) if len(rewards[p.id]) > 1), 0)
-
-
 def problem_names(result: StepResult) -> list[str]:
     """One line a problem: the prompt, cut, and how many of its rollouts were right."""
     names = []
@@ -95,4 +87,4 @@ def _code(text: str, longest: int) -> str:
     return f"<code style='white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate'>{escaped(text, longest)}</code>"
 
 
-__all__ = ["problem_names", "side_by_side", "telling_problem"]
+__all__ = ["problem_names", "side_by_side"]

@@ -339,11 +339,7 @@ def sample_table(result: StepResult, step: int, count: int) -> list[dict[str, An
     for name, batch in result.batches.items():
         for index, value in zip(batch.index, batch.advantages.tolist(), strict=True):
             advantages.setdefault(index, {})[name] = value
-    rewards: dict[str, set[float | None]] = {}
-    for r in result.pool:
-        rewards.setdefault(r.problem, set()).add(r.reward)
-    problems = result.pool.problems
-    first = next((p for p in problems if len(rewards[p.id]) > 1), problems[0])
+    first = result.pool.problems[result.pool.telling_problem]
     rows, shown = [], dict.fromkeys(result.pool.agents, 0)
     for index, r in enumerate(result.pool):
         if r.problem == first.id and shown[r.source] < count:

@@ -174,7 +174,7 @@ class Replay:
             "row": self.used, "of": self.of, "own": self.own, "minibatch": self.minibatch, "reward": self.reward,
             "ratio": self.ratio, "advantage": advantage, "weight": weight, "lower": lower, "clipped": clipped, "pull": pull,
         }  # fmt: skip
-        known = {name: capability[name] for name in capability if _scorable(capability, name)}
+        known = {name: capability[name] for name in capability.history if name in capability}
         kept = {name: values[keep] for name, values in columns.items()}
         return WhatIf(self.learner, config, updates_made, known, names=self.names, **kept)
 
@@ -268,11 +268,6 @@ def _check_weighing(recorded: Config, asked: Config) -> None:
         raise ValueError(
             "this learner used its own rollouts only: how it would have scored the others' is not recorded"
         )
-
-
-def _scorable(capability, name: str) -> bool:
-    """Whether an agent had a scorable rollout within the window."""
-    return any(value is not None for value in capability.history[name][-capability.window :])
 
 
 __all__ = ["WEIGHING", "Replay", "WhatIf"]
