@@ -50,6 +50,7 @@ class Experiment:
     eval_every: int = 4
     eval_k: int = 1
     save_every: int = 5
+    workers: str = ""  # "ray": each agent in a process of its own, on the cluster of RAY_ADDRESS or this machine
     settings: dict = field(default_factory=dict, hash=False)  # every other setting of Config: {"beta": 0.001}
     out: str = ""  # the run folder; empty: reports/runs/ and a name made of the parameters
 
@@ -69,7 +70,7 @@ class Experiment:
         """The run folder; equal parameters have the same one, so that running again goes on, and others never collide."""
         if self.out:
             return Path(self.out)
-        settings = {k: v for k, v in asdict(self).items() if k not in ("out", "steps") and v != {}}
+        settings = {k: v for k, v in asdict(self).items() if k not in ("out", "steps", "workers") and v != {}}
         mark = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:6]
         agents = re.sub(r"[^\w.+-]+", "+", self.agents)[-40:]
         # a notebook's working folder is notebooks/; runs of a clone lie in the clone's reports/
@@ -92,7 +93,8 @@ class Experiment:
 
         config = self.config()  # bad settings are refused before anything is loaded
         names = [name for a in self.agents.split(",") if (name := a.strip())]
-        agents = load_agents(names[0] if len(names) == 1 and names[0] in built_in_sets() else names)
+        given = names[0] if len(names) == 1 and names[0] in built_in_sets() else names
+        agents = load_agents(given, workers=self.workers or None)
         made = self.problems in ARITHMETIC_SETS
         problems = load_problems(self.problems, split="train") if made else load_problems(self.problems)
         test = _test_set(self.test, self.test_size)
@@ -141,6 +143,8 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     for name in ("steps", "test_size", "eval_every", "eval_k", "save_every"):
         if getattr(experiment, name) < 1:
             raise ValueError(f"{name}={getattr(experiment, name)}: it must be at least 1")
+    if experiment.workers not in ("", "ray"):
+        raise ValueError(f"workers={experiment.workers!r}: it takes 'ray', or nothing for agents in this process")
     experiment.config()
     return experiment
 
