@@ -357,7 +357,7 @@ def load_agent(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where, is_local = _locate(source)
+    where, is_local = locate(source)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
@@ -420,7 +420,7 @@ def _built_in(source: str | Path) -> Path | None:
     return folder if isinstance(source, str) and source and (folder / "config.json").exists() else None
 
 
-def _locate(source: str | Path) -> tuple[str, bool]:
+def locate(source: str | Path) -> tuple[str, bool]:
     """The path or hub id to load from, and whether it is local."""
     if (built_in := _built_in(source)) is not None:
         return str(built_in), True
