@@ -18,11 +18,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hacpo_kit.advantages import FLOOR, OMEGA_MAX, OMEGA_MIN, STD_GUARD
 from hacpo_kit.agents import built_in_sets, locate
-from hacpo_kit.config import Config
+from hacpo_kit.changes import FILE as CHANGES
+from hacpo_kit.config import METHODS, PAPER_PAIRS, PAPER_TRAINING, Config, coerce, did_you_mean
+from hacpo_kit.experiments import check_parameters
+from hacpo_kit.files import read_lines
 from hacpo_kit.problems import Problem, Problems, load_problems
 
 RECIPE = {
@@ -35,10 +38,11 @@ _ACTOR, _ROLLOUT, _OPTIM = (f"actor_rollout_ref.{part}" for part in ("actor", "r
 
 @dataclass(frozen=True)
 class Target:
-    """Where a setting of Config stands in the recipe; without names it has no place there, and `remark` says why."""
+    """Where a setting of Config stands in the recipe; without names it has no place there, and is always as `fixed` says."""
 
     names: tuple[str, ...] = ()
     remark: str = ""
+    fixed: Any = None
 
 
 TARGETS: dict[str, Target] = {
@@ -62,21 +66,25 @@ TARGETS: dict[str, Target] = {
         "the recipe has one ω for baseline and update: both on, or both off (ω clipped to [1, 1])",
     ),
     "binary_guard": Target(("hacpo.advantage.binary_baseline_guard",)),
-    "cross_baseline": Target((), "the recipe gives a foreign rollout the learner's baseline"),
+    "cross_baseline": Target((), "the recipe gives a foreign rollout the learner's baseline", "learner"),
     "discrepancy": Target(("hacpo.capability.ratio_min", "hacpo.capability.ratio_max"), "see capability_baseline"),
-    "rest_when_solved": Target((), "ours; the recipe has no such switch"),
-    "ratio": Target((), "the recipe has the sequence-level ratio only; token level is verl's own trainer without it"),
-    "foreign": Target((), "the recipe clips foreign rollouts to the band"),
+    "rest_when_solved": Target((), "ours; the recipe has no such switch", False),
+    "ratio": Target(
+        (), "the recipe has the sequence-level ratio only; token level is verl's own trainer without it", "sequence"
+    ),
+    "foreign": Target((), "the recipe clips foreign rollouts to the band", "band"),
     "alpha": Target(("hacpo.loss.alpha",)),
     "delta": Target(("hacpo.loss.cross_clip_delta",)),
     "delta_step": Target(("hacpo.loss.cross_clip_step",)),
     "eps_low": Target(("hacpo.loss.self_clip_low",)),
     "eps_high": Target(("hacpo.loss.self_clip_high",)),
-    "count_eos": Target((), "the recipe drops the end token of every answer that ended"),
+    "count_eos": Target((), "the recipe drops the end token of every answer that ended", False),
     "beta": Target((f"{_ACTOR}.use_kl_loss", f"{_ACTOR}.kl_loss_coef"), "own rollouts only, as here"),
     "minibatch": Target((f"{_ACTOR}.ppo_mini_batch_size",), "in problems: rollouts / (n × oversample)"),
     "equal_updates": Target((f"{_ACTOR}.ppo_mini_batch_size",), "True: as many times larger as there are agents"),
-    "minibatch_order": Target((), "the recipe takes all own mini-batches first, in the order of the problems"),
+    "minibatch_order": Target(
+        (), "the recipe takes all own mini-batches first, in the order of the problems", "own_first"
+    ),
     "microbatch_tokens": Target(
         (
             f"{_ACTOR}.ppo_max_token_len_per_gpu",
@@ -247,6 +255,8 @@ def export_verl(
     for name, value in {**counts, "gpus": gpus, "nodes": nodes}.items():
         if value < 1:
             raise ValueError(f"{name}={value}: it must be at least 1")
+    if test is not None and not test:
+        raise ValueError("the test set holds no problems; leave it out to evaluate nothing")
     members = _members(agents, template or {})
     together = len(members) if config.sources == "all" else 1
     _check_method(config, together)
@@ -282,6 +292,69 @@ def export_verl(
         (made / "launch.sh").chmod(0o755)
         made.replace(out)  # whole, or not there
     return notes
+
+
+def of_parameters(values: Mapping[str, Any], pair: str | None = None) -> dict[str, Any]:
+    """What `export_verl` takes, from the parameters of `hacpo-kit run`; `pair` gives the paper's settings beneath them.
+
+    Raises ValueError for an unknown parameter or pair, and for a value that its parameter does not take.
+    """
+    beneath = {}
+    if pair is not None:
+        Config.preset("hacpo", pair=pair)  # refuses an unknown one
+        fixed = METHODS.get(str(values.get("method", "hacpo")), {})  # alpha=0 stays 0 on every pair
+        beneath = {n: v for n, v in {**PAPER_TRAINING, **PAPER_PAIRS[pair]}.items() if n not in fixed}
+    e = check_parameters({**beneath, **values})
+    return {
+        "config": e.config(), "problems": e.problem_set(), "agents": e.sources(), "steps": e.steps, "test": e.test_set(),
+        "eval_every": e.eval_every, "eval_k": e.eval_k, "save_every": e.save_every,
+    }  # fmt: skip
+
+
+def of_run(folder: str | Path, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What `export_verl` takes, from a run folder: its agents as they were at its start; `values` win over its settings.
+
+    Raises FileNotFoundError for a folder without a run; ValueError for a setting that changed within the run and is not among
+    `values`, for a reward function of one's own, and for problems that came from memory or are no longer the same.
+    """
+    folder, values = Path(folder), dict(values or {})
+    if not (folder / "run.json").exists():
+        raise FileNotFoundError(f"{folder} holds no run: run.json is missing")
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    if record["reward_function"] != "boxed_math":
+        raise ValueError(
+            f"run {folder} was paid by {record['reward_function']}, which reward.py cannot call; give the parameters with -p "
+            "instead of --run, and at the launch REWARD=FILE with a function compute_score as verl documents it"
+        )
+    if changed := {line["setting"] for line in read_lines(folder / CHANGES)} - set(values):
+        raise ValueError(
+            f"run {folder} changed {', '.join(sorted(changed))} on its way, and in verl a setting holds for the whole run; say "
+            "with -p which value is meant"
+        )
+    kinds = {**get_type_hints(Config), **dict.fromkeys(("steps", "eval_every", "eval_k", "save_every"), int)}
+    for name in values:
+        if name not in kinds:
+            raise ValueError(
+                f"unknown parameter {name!r}{did_you_mean(name, kinds)}; with a run, settings of Config and steps"
+            )
+    checked = {name: coerce(name, value, kinds[name]) for name, value in values.items()}
+    config = Config.from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    config = config.replace(**{n: v for n, v in checked.items() if n in Config.__dataclass_fields__})
+    run = {n: checked.get(n, record[n]) for n in ("steps", "eval_every", "eval_k", "save_every")}
+    test = _again("test", record["test"], folder) if record["test"] else None
+    problems = _again("problems", record["problems"], folder)
+    return {"config": config, "problems": problems, "agents": record["agents"], "test": test, **run}
+
+
+def _again(what: str, described: Mapping[str, Any], folder: Path) -> Problems:
+    if described["source"] is None:
+        raise ValueError(f"the {what} of run {folder} came from memory; call export_verl with them, from Python")
+    problems = load_problems(**described["source"])
+    if problems.fingerprint() != described["fingerprint"]:
+        raise ValueError(
+            f"the {what} of run {folder} are not what they were when it ran: {described['source']['source']}"
+        )
+    return problems
 
 
 # ── agents and problems ──────────────────────────────────────────────────────────────────────────────────────────
@@ -431,14 +504,11 @@ def _write_parquet(path: Path, problems: Sequence[Problem], name: str, split: st
 def _check_method(config: Config, together: int) -> None:
     """Refuses what would be another method there: without these settings the run is not the one that was tuned here."""
     shared = together > 1
-    lacks = {
-        "ratio": config.ratio == "token",
-        "foreign": shared and config.foreign == "gspo",
-        "capability_baseline": shared and config.capability_baseline != config.discrepancy,
-        "cross_baseline": shared and config.cross_baseline == "source",
-        "rest_when_solved": shared and config.rest_when_solved,
-    }
-    if told := [f"{name}={getattr(config, name)!r} ({TARGETS[name].remark})" for name, bad in lacks.items() if bad]:
+    # what concerns foreign rollouts says nothing where nobody shares
+    lacking = ["ratio", *(("foreign", "cross_baseline", "rest_when_solved") if shared else ())]
+    lacking = [name for name in lacking if getattr(config, name) != TARGETS[name].fixed]
+    lacking += ["capability_baseline"] * (shared and config.capability_baseline != config.discrepancy)
+    if told := [f"{name}={getattr(config, name)!r} ({TARGETS[name].remark})" for name in lacking]:
         raise ValueError(f"method {config.method!r} is not one that the recipe can do: {'; '.join(told)}")
 
 
@@ -555,10 +625,16 @@ def hydra(value: Any) -> str:
         return "{" + ",".join(f"{key}:{hydra(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(hydra, value)) + "]"
-    if re.fullmatch(r"[A-Za-z_]\w*(-\w+)*", value) and value.lower() not in ("null", "true", "false", "inf", "nan"):
+    if re.fullmatch(r"[A-Za-z_]\w*(-\w+)*", value, re.ASCII) and value.lower() not in (
+        "null",
+        "true",
+        "false",
+        "inf",
+        "nan",
+    ):
         return value
     # a backslash stands for itself, but not in front of a quote
-    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value) + "'"
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value) + "'"
 
 
 def _overrides_text(overrides: Mapping[str, tuple[Any, str]]) -> str:
@@ -602,7 +678,8 @@ def _mapping(config: Config, overrides: Mapping[str, tuple[Any, str]], notes: Se
     lines = [
         "# What each setting became",
         "",
-        f"For the recipe at {RECIPE['recipe']}, which asks for {RECIPE['verl']}. The names were read there; no run was made on it here.",
+        f"For the recipe at {RECIPE['recipe']}, made for {RECIPE['verl']}.",
+        "The names and what they do were read there. No training was run with it.",
         "",
         "## What differs",
         "",
@@ -617,13 +694,12 @@ def _mapping(config: Config, overrides: Mapping[str, tuple[Any, str]], notes: Se
     for field in fields(Config):
         target = TARGETS[field.name]
         there = [f"`{n}={hydra(overrides[n][0])}`" if n in overrides else f"`{n}`" for n in target.names]
-        lines.append(
-            f"| `{field.name}` | {stored[field.name]} | {', '.join(there) or 'not mappable'} | {target.remark} |"
-        )
+        where = ", ".join(there) or f"not mappable: always {target.fixed}"
+        lines.append(f"| `{field.name}` | {stored[field.name]} | {where} | {target.remark} |")
     beside = {n: given for n, given in overrides.items() if not any(n in t.names for t in TARGETS.values())}
     lines += ["", "## What the recipe is told besides", "", "| name | value | why |", "|---|---|---|"]
     lines += [f"| `{name}` | {hydra(value)} | {why} |" for name, (value, why) in beside.items()]
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["export_verl"]
+__all__ = ["export_verl", "of_parameters", "of_run"]
