@@ -8,8 +8,7 @@ import json
 import os
 import re
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,9 @@ from torch import Tensor
 
 from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.engines import transformers as transformers_engine
+from hacpo_kit.lora import add_adapter, has_adapter, merged_state
+from hacpo_kit.optimizers import MasterAdamW
+from hacpo_kit.records import derive_seed
 
 if TYPE_CHECKING:
     from hacpo_kit.problems import Problem
@@ -31,6 +33,8 @@ class Agent:
     random choice and the learning rate.
     """
 
+    engine = transformers_engine  # how it samples, unless another engine is given
+
     def __init__(
         self,
         model,
@@ -40,8 +44,13 @@ class Agent:
         prompt_format: str = "auto",
         template: Mapping[str, Any] | None = None,
         origin: str | None = None,
+        loading: Mapping[str, Any] | None = None,
+        engine=None,
     ):
         """Wraps a causal language model and its tokenizer.
+
+        `origin` and `loading` say where the model came from and with which options of `load_agent`, so that a run can
+        load it again. `engine` samples in place of transformers (see `hacpo_kit.engines`).
 
         `prompt_format`: "chat" uses the tokenizer's chat template (with the keywords in `template`, for example
         enable_thinking=False), "plain" gives the text as it is, "auto" takes chat if there is a template.
@@ -57,8 +66,12 @@ class Agent:
         self.name, self.model, self.tokenizer, self.origin = name, model.eval(), tokenizer, origin
         self.chat = prompt_format == "chat" or (prompt_format == "auto" and bool(tokenizer.chat_template))
         self.template = dict(template or {})
+        self.loading = dict(loading or {})
+        if engine is not None:
+            self.engine = engine
         self.updates = self.steps = 0
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.weights_version = 0  # grows with every change of the weights: an engine with a copy knows that it is old
+        self.optimizer: MasterAdamW | None = None
         self.reference = None  # frozen copy of the initial policy, made by the first update with beta > 0
         self._stored_generation_config = model.generation_config
         # generate() fills every unset field from the model's stored sampling defaults; a neutral one has none to leak
@@ -75,6 +88,11 @@ class Agent:
     def device(self) -> torch.device:
         """Where the weights lie."""
         return self.model.device
+
+    @property
+    def half(self) -> bool:
+        """Whether the model computes in half precision."""
+        return self.model.dtype in (torch.bfloat16, torch.float16)
 
     @property
     def max_length(self) -> int:
@@ -179,13 +197,14 @@ class Agent:
         ids, attention, mask = (t.to(self.device) for t in align(prompts, responses, self.pad_id))
         width = mask.shape[1]
         positions = (attention.cumsum(-1) - 1).clamp(min=0)
-        logits = model(
-            input_ids=ids,
-            attention_mask=attention,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=width + 1,  # the last prompt token predicts the first response token
-        ).logits[:, :-1]
+        with self._recomputing(model):
+            logits = model(
+                input_ids=ids,
+                attention_mask=attention,
+                position_ids=positions,
+                use_cache=False,
+                logits_to_keep=width + 1,  # the last prompt token predicts the first response token
+            ).logits[:, :-1]
         # log π(y_t) = z_y / T − log Σ exp(z / T), in float32 or better
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if temperature != 1:  # a copy the size of the vocabulary is worth avoiding
@@ -195,17 +214,24 @@ class Agent:
 
     # ── optimiser ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def prepare_update(self, config: Config) -> torch.optim.Optimizer:
-        """The optimiser with this config's settings and the learning rate of the next update (linear warm-up)."""
+    def prepare_update(self, config: Config) -> MasterAdamW:
+        """The optimiser with this config's settings and the learning rate of the next update (linear warm-up).
+
+        Raises ValueError for a model in float16, and for beta > 0 after updates without it.
+        """
+        if self.model.dtype == torch.float16:
+            raise ValueError(
+                f"agent {self.name!r} computes in float16, where small gradients become zero; load it with dtype='bfloat16'"
+            )
         if self.optimizer is None:
-            self.optimizer = torch.optim.AdamW(self.model.parameters())
+            self.optimizer = MasterAdamW(self.model.parameters())
         # lr(t) = lr · min(1, (t + 1) / warmup), t whole steps: methods that make more updates a step do not warm up sooner
         lr = config.lr * min(1.0, (self.steps + 1) / max(1, config.warmup))
         for group in self.optimizer.param_groups:
             group.update(
                 lr=lr, betas=(config.beta1, config.beta2), eps=config.adam_eps, weight_decay=config.weight_decay
             )
-        if config.beta > 0 and self.reference is None:
+        if config.beta > 0 and self.reference is None and not has_adapter(self.model):
             if self.updates:
                 raise ValueError(
                     f"agent {self.name!r} has made {self.updates} updates without beta; the KL needs its initial policy: "
@@ -214,14 +240,47 @@ class Agent:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
         return self.optimizer
 
+    @torch.no_grad()
+    def reference_logprobs(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Float[Tensor, "rollout token"]:
+        """As `logprobs`, by the initial policy: the frozen copy, or the model without its adapters.
+
+        Before the first update with beta > 0 there is no copy, and the model is its own reference.
+        """
+        base = self.model.disable_adapter() if has_adapter(self.model) else contextlib.nullcontext()
+        with base:
+            return self.logprobs(prompts, responses, temperature=temperature, model=self.reference)[0]
+
+    @contextlib.contextmanager
+    def _recomputing(self, model) -> Iterator[None]:
+        """Gradient checkpointing for one pass with gradients: layers in training mode recompute, their parts stay in evaluation.
+
+        transformers recomputes only in training mode, which would also switch dropout on.
+        """
+        layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+        if not torch.is_grad_enabled() or not layers:
+            yield
+            return
+        for layer in layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
+
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(self, folder: str | Path) -> Path:
-        """Writes a plain Hugging Face folder (safetensors, tokenizer, the original generation settings)."""
+        """Writes a plain Hugging Face folder (safetensors, tokenizer, the original generation settings), adapters merged in."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary, quiet():
-            self.model.save_pretrained(temporary)
+            if has_adapter(self.model):
+                self.model.get_base_model().save_pretrained(temporary, state_dict=merged_state(self.model))
+            else:
+                self.model.save_pretrained(temporary)
             # not through save_pretrained, which refuses settings that many checkpoints have (a temperature, no do_sample)
             self._stored_generation_config.to_json_file(Path(temporary) / "generation_config.json")
             self.tokenizer.save_pretrained(temporary)
@@ -326,6 +385,11 @@ def as_list(agents: Agent | Sequence[Agent]) -> list[Agent]:
     return agents
 
 
+def each(agents: Sequence[Agent], function: Callable, *args: Any, **settings: Any) -> list[Any]:
+    """What `function(agent, …)` gives for every agent, in their order."""
+    return [function(agent, *args, **settings) for agent in agents]
+
+
 def check_names(agents: Sequence[Agent]) -> None:
     """Raises ValueError unless the agents' names are different and can be names of folders."""
     for agent in agents:
@@ -345,6 +409,9 @@ def load_agent(
     name: str | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str = "float32",
+    attention: str | None = None,
+    gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | bool | None = None,
     prompt_format: str = "auto",
     template: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -352,21 +419,59 @@ def load_agent(
 ) -> Agent:
     """One agent from a built-in name, a local folder or a model hub id, in that order; safetensors only.
 
-    `device` defaults to a GPU if there is one. Raises FileNotFoundError for a folder without a model, OSError for a hub
-    id that cannot be had, ValueError for a model that cannot be used.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    `device` defaults to a GPU if there is one. `dtype` is what the model computes in: with "bfloat16" it learns through
+    float32 master weights. `attention`: one of transformers' implementations ("sdpa", "eager", "flash_attention_2", …).
+    `gradient_checkpointing` keeps fewer activations and computes them twice. `lora`: settings of peft's LoraConfig, or
+    True for r = 16 on every linear layer; only the adapters learn. `template`: keywords of the chat template, such as
+    {"enable_thinking": False}.
 
+    Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be had, ValueError for a model
+    or an option that cannot be used, ModuleNotFoundError for a missing extra.
+    """
     where, is_local = locate(source)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        raise ValueError(f"dtype={dtype}: it takes 'float32' (to train), 'float64', 'bfloat16' or 'float16'")
     options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
+    model, tokenizer = _read(source, where, is_local, _dtype(dtype), attention, options)
+    name = name or Path(str(source)).name
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    stored_generation_config = model.generation_config
+    if lora:
+        model = add_adapter(model, {} if lora is True else lora, seed=derive_seed("lora", name))
+        model.generation_config = stored_generation_config
+    given = {
+        "device": str(device), "dtype": str(_dtype(dtype)).removeprefix("torch."), "attention": attention,
+        "gradient_checkpointing": gradient_checkpointing, "lora": lora if isinstance(lora, bool | None) else dict(lora),
+        "revision": revision,
+    }  # fmt: skip
+    return Agent(
+        model.to(device),
+        tokenizer,
+        name=name,
+        prompt_format=prompt_format,
+        template=template,
+        # a folder is found again from any working directory
+        origin=str(Path(where).resolve()) if is_local and _built_in(source) is None else str(source),
+        loading=given,
+    )
+
+
+def _dtype(dtype: torch.dtype | str) -> torch.dtype:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype={dtype}: it takes 'float32', 'bfloat16', 'float64', or 'float16' (not to train)")
+    return found
+
+
+def _read(source, where: str, is_local: bool, dtype: torch.dtype, attention: str | None, options: Mapping[str, Any]):
+    """Model and tokenizer, from safetensors only."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    kind = {} if attention is None else {"attn_implementation": attention}
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(where, **options)
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True, **options)
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True, **kind, **options)
     except OSError as error:
         if is_local:
             raise
@@ -374,25 +479,16 @@ def load_agent(
             f"cannot load {source!r}: it is no built-in agent or set ({', '.join(built_in_names())}), no local folder, and the "
             f"model hub gave: {error}"
         ) from error
+    except (ImportError, ValueError) as error:
+        if attention is None:
+            raise
+        raise ValueError(f"{source}: attention={attention!r} cannot be used here: {error}") from error
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise ValueError(
             f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {model.get_input_embeddings().num_embeddings} "
             "embeddings; call model.resize_token_embeddings and save it first"
         )
-    if dtype in (torch.bfloat16, torch.float16):
-        warnings.warn(
-            f"{source}: weights in {dtype} lose updates smaller than their rounding; use dtype='float32' to train",
-            stacklevel=2,
-        )
-    return Agent(
-        model.to(device),
-        tokenizer,
-        name=name or Path(str(source)).name,
-        prompt_format=prompt_format,
-        template=template,
-        # a folder is found again from any working directory
-        origin=str(Path(where).resolve()) if is_local and _built_in(source) is None else str(source),
-    )
+    return model, tokenizer
 
 
 @contextlib.contextmanager

@@ -388,6 +388,11 @@ def _members(agents: str | Sequence[str | Path | Mapping[str, Any]], keywords: M
             raise ValueError(
                 f"agent {record['name']!r} came from memory; save it with agent.save(folder), and give the folder"
             )
+        if more := [option for option in ("lora", "revision") if record.get(option)]:
+            raise ValueError(
+                f"agent {record['name']!r} was loaded with {' and '.join(more)}, which the recipe does not take: it trains all "
+                "weights of a folder or hub id as it is; save the agent with agent.save(folder), and give the folder"
+            )
         path, local = locate(record["origin"])
         members.append(
             _Member(

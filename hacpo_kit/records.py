@@ -60,6 +60,7 @@ class Pool:
     agents: tuple[str, ...]
     n: int  # rollouts per agent and problem
     temperature: float = 1.0
+    updates: Mapping[str, int] = field(default_factory=dict)  # how many each agent had made when it wrote
 
     def __repr__(self) -> str:
         agents = ", ".join(map(repr, self.agents))

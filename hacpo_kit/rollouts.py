@@ -13,7 +13,7 @@ import torch
 from tqdm.auto import tqdm
 
 from hacpo_kit.agents import Agent, as_list, microbatches
-from hacpo_kit.engines import transformers as transformers_engine
+from hacpo_kit.engines import Answer
 from hacpo_kit.records import Pool, Rollout, derive_seed
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def rollout(
             with timed(timings, "seconds_scoring"):
                 rollouts += score(agent, mine, temperature=temperature, tokens=scoring_tokens)
             _warn_if_cut(agent, mine, max_new_tokens)
-    return Pool(tuple(rollouts), tuple(problems), tuple(a.name for a in agents), n, temperature)
+    updates = {agent.name: agent.updates for agent in agents}
+    return Pool(tuple(rollouts), tuple(problems), tuple(updates), n, temperature, updates)
 
 
 def sample(
@@ -104,7 +105,7 @@ def sample_batches(
     rows = [(i, k) for i in range(len(problems)) for k in range(n)]
     for start in range(skip * batch_size, len(rows), batch_size):
         chunk = rows[start : start + batch_size]
-        answers = transformers_engine.sample(
+        answers = agent.engine.sample(
             agent,
             [prompts[i] for i, _ in chunk],
             temperature=temperature,
@@ -112,12 +113,11 @@ def sample_batches(
             seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
         )
         given = zip(chunk, answers, strict=True)
-        yield [_record(agent, problems[i].id, k, prompts[i], ids, ended) for (i, k), (ids, ended) in given]
+        yield [_record(agent, problems[i].id, k, prompts[i], answer) for (i, k), answer in given]
 
 
-def _record(
-    agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], ids: tuple[int, ...], ended: bool
-) -> Rollout:
+def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], answer: Answer) -> Rollout:
+    ids, ended = answer.ids, answer.ended
     body = ids[:-1] if ended else ids
     text = agent.decode(body)
     hazard = ""

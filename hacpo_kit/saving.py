@@ -24,6 +24,8 @@ from safetensors.torch import load_file, save_file
 from hacpo_kit.advantages import Capability
 from hacpo_kit.agents import Agent, quiet
 from hacpo_kit.files import write_json
+from hacpo_kit.lora import adapter_tensors, has_adapter, load_adapter
+from hacpo_kit.optimizers import MasterAdamW
 from hacpo_kit.records import Pool
 
 KEEP = 2  # checkpoints kept: the last, and the one before it should the last be damaged
@@ -84,7 +86,11 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
             if agent.reference is not None:
                 with quiet():
                     agent.reference.save_pretrained(temporary / "references" / agent.name)
-            save_file(_optimizer_tensors(agent), temporary / "optimizers" / f"{agent.name}.safetensors")
+            if has_adapter(agent.model):  # the agent's folder has them merged in, which cannot be undone exactly
+                (temporary / "adapters").mkdir(exist_ok=True)
+                save_file(adapter_tensors(agent.model), temporary / "adapters" / f"{agent.name}.safetensors")
+            tensors = {} if agent.optimizer is None else agent.optimizer.tensors()
+            save_file(tensors, temporary / "optimizers" / f"{agent.name}.safetensors")
         save_file(_random_tensors(), temporary / "random.safetensors")
         python = random.getstate()
         write_json(
@@ -147,8 +153,12 @@ def _describe(agent: Agent) -> dict[str, Any]:
 
 
 def _restore_agent(agent: Agent, folder: Path, entry: Mapping[str, Any]) -> None:
-    _load_weights(agent.model, folder / "agents" / agent.name)
+    if has_adapter(agent.model):
+        load_adapter(agent.model, load_file(folder / "adapters" / f"{agent.name}.safetensors"))
+    else:
+        _load_weights(agent.model, folder / "agents" / agent.name)
     agent.updates, agent.steps = entry["updates"], entry["steps"]
+    agent.weights_version += 1
     agent.reference = None
     if (folder / "references" / agent.name).exists():
         agent.reference = (
@@ -158,13 +168,8 @@ def _restore_agent(agent: Agent, folder: Path, entry: Mapping[str, Any]) -> None
     tensors = load_file(folder / "optimizers" / f"{agent.name}.safetensors")
     agent.optimizer = None
     if tensors:
-        agent.optimizer = torch.optim.AdamW(agent.model.parameters())
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for key, tensor in tensors.items():
-            index, name = key.split(".")
-            state.setdefault(int(index), {})[name] = tensor
-        # the settings of the groups come from the config, before every update
-        agent.optimizer.load_state_dict({"state": state, "param_groups": agent.optimizer.state_dict()["param_groups"]})
+        agent.optimizer = MasterAdamW(agent.model.parameters())
+        agent.optimizer.load_tensors(tensors)
 
 
 def _load_weights(model, folder: Path) -> None:
@@ -172,15 +177,6 @@ def _load_weights(model, folder: Path) -> None:
     with quiet():
         loaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
     model.load_state_dict(loaded.state_dict())
-
-
-def _optimizer_tensors(agent: Agent) -> dict[str, torch.Tensor]:
-    if agent.optimizer is None:
-        return {}
-    state = agent.optimizer.state_dict()["state"]
-    return {
-        f"{index}.{name}": t.detach().cpu().contiguous() for index, slots in state.items() for name, t in slots.items()
-    }
 
 
 def _random_tensors() -> dict[str, torch.Tensor]:

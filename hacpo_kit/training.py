@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
@@ -278,10 +279,12 @@ def resume(
     tests: Mapping[str, Problems] | None = None,
     reward_function: Callable | None = None,
     agents: Sequence[Agent] | None = None,
+    loading: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
     """Goes on with a run from its folder alone, to its own number of steps or to `steps`.
 
+    Agents are loaded as they were; `loading` changes options of `load_agent`, such as the device, for all of them.
     What the folder cannot name (problems or agents from memory, an own reward function) has to be given again.
     Raises FileNotFoundError for a folder without a run, ValueError for what has to be given.
     """
@@ -299,12 +302,7 @@ def resume(
     if agents is None:
         if unknown := [a["name"] for a in record["agents"] if a["origin"] is None]:
             raise ValueError(f"agents {unknown} came from memory and cannot be loaded again; give agents=")
-        agents = [
-            load_agent(
-                a["origin"], name=a["name"], dtype=a["dtype"], prompt_format=a["prompt_format"], template=a["template"]
-            )
-            for a in record["agents"]
-        ]
+        agents = [load_agent(a["origin"], **{**_usable(a), **(loading or {})}) for a in record["agents"]]
     problems = _again("problems", problems, record["problems"])
     test = _again("test", test, record["test"]) if record["test"] else None
     given, described = tests or {}, record.get("tests", {})
@@ -322,6 +320,15 @@ def resume(
         reward_function=reward_function,
         **options,
     )
+
+
+def _usable(agent: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with which an agent was loaded; its device only where there is such a one."""
+    options = {name: value for name, value in agent.items() if name != "origin"}
+    kind, _, index = options.get("device", "cpu").partition(":")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        options.pop("device")
+    return options
 
 
 def _again(what: str, given: Problems | None, described: Mapping[str, Any]) -> Problems:
@@ -382,8 +389,8 @@ def _record(
         "samples": samples, "record_every": record_every,
         "reward_function": getattr(reward_function, "__qualname__", type(reward_function).__qualname__),
         "agents": [
-            {"name": a.name, "origin": a.origin, "prompt_format": "chat" if a.chat else "plain", "template": a.template,
-             "dtype": str(a.model.dtype).removeprefix("torch.")}
+            {**a.loading, "name": a.name, "origin": a.origin, "prompt_format": "chat" if a.chat else "plain",
+             "template": a.template, "dtype": str(a.model.dtype).removeprefix("torch."), "device": str(a.device)}
             for a in agents
         ],
         "problems": described(problems), "test": described(test),
@@ -421,13 +428,18 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
     old = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     differences = Config.from_dict(stored).differences(config)
     memory = differences.pop("microbatch_tokens", None)  # may change, or nobody could go on after running out of memory
-    changed = [f"{k}: {a!r} → {b!r}" for k, (a, b) in differences.items()]
+    changed, elsewhere = [f"{k}: {a!r} → {b!r}" for k, (a, b) in differences.items()], []
     if [a["name"] for a in old["agents"]] != [a["name"] for a in record["agents"]]:
         changed.append(f"agents: {[a['name'] for a in old['agents']]} → {[a['name'] for a in record['agents']]}")
     else:
         for a, b in zip(old["agents"], record["agents"], strict=True):
-            keys = ("prompt_format", "template", "dtype")  # not the origin: a folder may have moved
-            changed += [f"{k} of {a['name']}: {a[k]!r} → {b[k]!r}" for k in keys if a[k] != b[k]]
+            keys = ("prompt_format", "template", "dtype", "lora", "revision")  # not the origin: a folder may have moved
+            changed += [f"{k} of {a['name']}: {a.get(k)!r} → {b.get(k)!r}" for k in keys if a.get(k) != b.get(k)]
+            elsewhere += [
+                f"{k} of {a['name']}: {a[k]} → {b.get(k)}"
+                for k in a
+                if k not in (*keys, "name", "origin") and a[k] != b.get(k)
+            ]
     if old["reward_function"] != record["reward_function"]:
         changed.append(f"reward_function: {old['reward_function']} → {record['reward_function']}")
     for what in ("problems", "test"):
@@ -447,6 +459,7 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
         )
     before, now = old["versions"], record["versions"]
     other = [f"{k} {before.get(k)} → {now.get(k)}" for k in {**before, **now} if before.get(k) != now.get(k)]
+    other += elsewhere
     other += [f"microbatch_tokens {memory[0]} → {memory[1]}"] if memory else []
     if other:
         warnings.warn(f"{folder} was begun with other {', '.join(other)}: it does not end bit for bit", stacklevel=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -35,11 +35,12 @@ def update(
         return StepStats(agent.name, (), batch.left_out, sources)
     order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, agent.updates))
     _warn_if_band_closes(agent, batch, order, config)
+    old = _old_logps(agent, batch, order, config)
     done = []
     for m, rows in enumerate(order):
         if before is not None:
             before(m, batch.part(rows))
-        done.append(_one_update(agent, batch, rows, m, config))
+        done.append(_one_update(agent, batch, rows, m, config, old))
     agent.steps += 1
     return StepStats(agent.name, tuple(done), batch.left_out, sources)
 
@@ -76,25 +77,58 @@ def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
     return out
 
 
-def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config) -> MiniBatch:
+def _passes(agent: Agent, batch: Batch, rows: Sequence[int], config: Config) -> Iterator[list[int]]:
+    """The rows of one mini-batch in groups that are computed together; in half precision own and foreign ones apart."""
+    parts = [rows]
+    if agent.half:
+        parts = [[i for i in rows if batch.own[i]], [i for i in rows if not batch.own[i]]]
+    for part in filter(None, parts):
+        prompts, responses = [batch.prompt_ids[i] for i in part], [batch.response_ids[i] for i in part]
+        for micro in microbatches(prompts, responses, config.microbatch_tokens):
+            yield [part[i] for i in micro]
+
+
+@torch.no_grad()
+def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Config) -> dict[int, Tensor]:
+    """Log-probabilities of the own rollouts before any update, computed in the very passes of the update.
+
+    In half precision a mean log-probability changes by a percent with the shape of the pass, far beyond the own clip of
+    a few 1e-4: a ratio to the recorded values would clip rollouts for their rounding. Same pass, same rounding. Empty in
+    float32, and where the agent has changed since it wrote the rollouts.
+    """
+    if not agent.half or batch.pool.updates.get(agent.name) != agent.updates:
+        return {}
+    old: dict[int, Tensor] = {}
+    for rows in order:
+        for micro in _passes(agent, batch, rows, config):
+            if batch.own[micro[0]]:
+                some = ([p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids))
+                logp, mask = agent.logprobs(*some, temperature=batch.pool.temperature)
+                old |= {i: row[real] for i, row, real in zip(micro, logp, mask, strict=True)}
+    return old
+
+
+def _one_update(
+    agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, old: Mapping[int, Tensor]
+) -> MiniBatch:
     optimizer = agent.prepare_update(config)
     optimizer.zero_grad(set_to_none=True)
-    ratio, clipped = np.empty(len(rows), np.float32), np.empty(len(rows), bool)
+    seen: dict[int, tuple[float, bool]] = {}
     loss, kl_sum = 0.0, 0.0
     own_count = int(batch.own[rows].sum())
-    prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
-    for micro in microbatches(prompts, responses, config.microbatch_tokens):
-        objective, s, hit, kl = _micro_objective(agent, batch, [rows[i] for i in micro], m, config)
+    for micro in _passes(agent, batch, rows, config):
+        objective, s, hit, kl = _micro_objective(agent, batch, micro, m, config, old)
         # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
         part = -objective.sum() / len(rows)
         if kl is not None:
             part = part + config.beta * kl.sum() / max(1, own_count)
             kl_sum += kl.sum().item()
-        _check_finite(agent, batch, [rows[i] for i in micro], m, objective)
+        _check_finite(agent, batch, micro, m, objective)
         part.backward()
+        optimizer.collect()
         loss += part.item()
-        ratio[micro], clipped[micro] = s.detach().cpu().numpy(), hit.cpu().numpy()
-    grad_norm = float(torch.nn.utils.clip_grad_norm_(agent.model.parameters(), config.max_grad_norm))
+        seen |= dict(zip(micro, zip(s.tolist(), hit.tolist(), strict=True), strict=True))
+    grad_norm = float(torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm))
     if not np.isfinite(grad_norm):
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(
@@ -103,13 +137,14 @@ def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Con
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     agent.updates += 1
+    agent.weights_version += 1
     return MiniBatch(
         updates_made=m,
         lower=lower_bound(m, config),
         index=np.array([batch.index[i] for i in rows]),
         own=batch.own[rows].numpy(),
-        ratio=ratio,
-        clipped=clipped,
+        ratio=np.array([seen[i][0] for i in rows], np.float32),
+        clipped=np.array([seen[i][1] for i in rows], bool),
         advantages=batch.advantages[rows].numpy(),
         weights=batch.weights[rows].numpy(),
         loss=loss,
@@ -119,28 +154,40 @@ def _one_update(agent: Agent, batch: Batch, rows: list[int], m: int, config: Con
     )
 
 
-def _micro_objective(agent: Agent, batch: Batch, rows: Sequence[int], m: int, config: Config):
-    """Objective, ratio and clip of some rollouts, and the KL of the own ones among them (None without β)."""
+def _micro_objective(
+    agent: Agent, batch: Batch, rows: Sequence[int], m: int, config: Config, old: Mapping[int, Tensor] | None = None
+):
+    """Objective, ratio and clip of some rollouts, and the KL of the own ones among them (None without β).
+
+    `old` has own log-probabilities that stand in for the recorded ones.
+    """
     prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
-    temperature = batch.pool.temperature
+    temperature, old = batch.pool.temperature, old or {}
     logp, mask = agent.logprobs(prompts, responses, temperature=temperature)
     # padding columns follow the longest rollout of the micro-batch; they are masked
     at = dict(device=logp.device, dtype=logp.dtype)
     advantages, own = batch.advantages[rows].to(**at), batch.own[rows].to(logp.device)
     if config.ratio == "token":
-        old = torch.zeros_like(logp)
+        source = torch.zeros_like(logp)
         for k, i in enumerate(rows):
-            source_logp = batch.pool.rollouts[batch.index[i]].logps
-            old[k, : len(source_logp)] = torch.from_numpy(source_logp).to(**at)
-        out = grpo_loss(logp, old, mask, advantages, config)
+            recorded = old[i] if i in old else torch.from_numpy(batch.pool.rollouts[batch.index[i]].logps)
+            source[k, : len(recorded)] = recorded.to(**at)
+        out = grpo_loss(logp, source, mask, advantages, config)
     else:
         means, weights = batch.source_mean_logp[rows].to(**at), batch.weights[rows].to(**at)
+        for k, i in enumerate(rows):
+            if i in old:
+                means[k] = old[i].sum() / len(old[i])
         out = hacpo_loss(logp, mask, means, advantages, weights, own, m, config)
     kl = None
     if config.beta > 0:
-        with torch.no_grad():
-            reference, _ = agent.logprobs(prompts, responses, temperature=temperature, model=agent.reference)
-        kl = kl_to_reference(logp, reference, mask)[own]
+        mine = [k for k, i in enumerate(rows) if batch.own[i]]
+        kl = logp.new_zeros(0)
+        if mine:
+            some = ([p[k] for k in mine] for p in (prompts, responses))
+            reference = agent.reference_logprobs(*some, temperature=temperature)
+            width = reference.shape[1]
+            kl = kl_to_reference(logp[mine, :width], reference, mask[mine, :width])
     return out.objective, out.ratio, out.clipped, kl
 
 

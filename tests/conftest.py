@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import hacpo_kit as hk
 from hacpo_kit.engines import transformers as engine
+from hacpo_kit.engines import until_end
 
 torch.set_num_threads(1)  # sums in one order, so the same bits every time
 
@@ -137,7 +138,7 @@ def write(monkeypatch):
         if agent.name not in scripts:
             return sampled(agent, prompts, **settings)
         rows = [next(scripts[agent.name])[: settings["max_new_tokens"]] for _ in prompts]
-        return [engine._until_end(list(row), agent.end_ids) for row in rows]
+        return [until_end(list(row), agent.end_ids) for row in rows]
 
     monkeypatch.setattr(engine, "sample", sample)
 

@@ -353,12 +353,18 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(llama, 
         hk.load_agent(folder, device="cpu")
 
 
-def test_low_precision_is_loaded_with_a_warning():
-    with pytest.warns(UserWarning, match="bfloat16 lose updates.*dtype='float32'"):
-        agent = hk.load_agent("qwen3-sums", dtype="bfloat16", device="cpu", name="half")
+def test_half_precision_is_loaded_and_its_softmax_is_not(qwen):
+    agent = hk.load_agent("qwen3-sums", dtype="bfloat16", device="cpu", name="half")
     assert agent.model.dtype == torch.bfloat16 and agent.name == "half" and agent.origin == "qwen3-sums"
+    assert agent.half and not qwen.half and agent.loading["dtype"] == "bfloat16"
     logps, _ = agent.logprobs([[1, 2]], [[3]])
     assert logps.dtype == torch.float32  # the softmax is not taken in bfloat16
+
+
+def test_float16_samples_but_does_not_learn():
+    agent = hk.load_agent("qwen3-sums", dtype="float16", device="cpu")
+    with pytest.raises(ValueError, match=r"'qwen3-sums' computes in float16.*dtype='bfloat16'"):
+        agent.prepare_update(hk.Config())
 
 
 def test_built_in_agents_can_lie_elsewhere(tmp_path, monkeypatch):

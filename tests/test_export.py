@@ -386,6 +386,7 @@ def test_values_survive_the_grammar(value):
         ({}, {"agents": ["qwen3-sums", "qwen3-sums"]}, "agents need different names"),
         ({}, {"agents": [{"name": "mine", "origin": None}]}, "agent 'mine' came from memory; save it"),
         ({}, {"agents": [{"name": "far", "origin": "a/far", "prompt_format": "plain"}]}, "agent 'far' takes plain prompts"),
+        ({}, {"agents": [{"name": "thin", "origin": "a/b", "lora": {"r": 8}}]}, "agent 'thin' was loaded with lora, which"),
         ({}, {"agents": ["./nowhere"]}, "there is no folder"),
         ({}, {"test": [hk.Problem("x", "?", "")]}, "test: 1 of 1 have no gold ('x')"),
         ({}, {"problems": [hk.Problem("y", "?", "")]}, "problems: 1 of 1 have no gold ('y')"),

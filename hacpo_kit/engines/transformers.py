@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hacpo_kit.engines import Answer, until_end
+
 if TYPE_CHECKING:
     from hacpo_kit.agents import Agent
 
@@ -40,8 +42,8 @@ def sample(
     temperature: float,
     max_new_tokens: int,
     seed: int,
-) -> list[tuple[tuple[int, ...], bool]]:
-    """One answer to each prompt: its tokens, end token included, and whether it ended by itself; T = 0 is greedy."""
+) -> list[Answer]:
+    """One answer to each prompt; T = 0 is greedy."""
     from transformers import GenerationConfig, LogitsProcessorList
 
     config = GenerationConfig(
@@ -71,12 +73,4 @@ def sample(
             generation_config=config,
             logits_processor=chance,
         )
-    return [_until_end(row, agent.end_ids) for row in out[:, width:].tolist()]
-
-
-def _until_end(ids: list[int], end_ids: set[int]) -> tuple[tuple[int, ...], bool]:
-    """The answer up to its first end token, which it keeps; padding behind it may be the same token."""
-    for position, token in enumerate(ids):
-        if token in end_ids:
-            return tuple(ids[: position + 1]), True
-    return tuple(ids), False
+    return [until_end(row, agent.end_ids) for row in out[:, width:].tolist()]
