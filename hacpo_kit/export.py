@@ -184,7 +184,7 @@ set -euo pipefail
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 VERL=${{VERL:-$PWD}}
 PYTHON=${{PYTHON:-python3}}
-OUT=${{OUT:-$here/out}}                # checkpoints and logs
+OUT=${{OUT:-$here/out}}                # checkpoints and logs; relative paths start at VERL
 REWARD=${{REWARD:-$here/reward.py}}    # or the recipe's own: REWARD=recipe/hacpo/math_reward.py
 # The models; set the variable where one lies elsewhere on this machine
 {models}
