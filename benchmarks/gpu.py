@@ -24,7 +24,6 @@ import gc
 import platform
 import signal
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
