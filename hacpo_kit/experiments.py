@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = PROJECT / "notebooks"
+TRAINED_IN = ("float32", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Experiment:
     lr: float = 1e-4
     minibatch: int = 128  # rollouts in one optimiser update
     max_new_tokens: int = 32
+    dtype: str = "float32"  # what the models compute in: "float32", or "bfloat16" with float32 master weights
     seed: int = 0
     eval_every: int = 4
     eval_k: int = 1
@@ -92,7 +94,8 @@ class Experiment:
 
         config = self.config()  # bad settings are refused before anything is loaded
         names = [name for a in self.agents.split(",") if (name := a.strip())]
-        agents = load_agents(names[0] if len(names) == 1 and names[0] in built_in_sets() else names)
+        given = names[0] if len(names) == 1 and names[0] in built_in_sets() else names
+        agents = load_agents(given, dtype=self.dtype)
         made = self.problems in ARITHMETIC_SETS
         problems = load_problems(self.problems, split="train") if made else load_problems(self.problems)
         test = _test_set(self.test, self.test_size)
@@ -141,6 +144,8 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     for name in ("steps", "test_size", "eval_every", "eval_k", "save_every"):
         if getattr(experiment, name) < 1:
             raise ValueError(f"{name}={getattr(experiment, name)}: it must be at least 1")
+    if experiment.dtype not in TRAINED_IN:
+        raise ValueError(f"dtype={experiment.dtype!r}: a model trains in one of {', '.join(TRAINED_IN)}")
     experiment.config()
     return experiment
 
