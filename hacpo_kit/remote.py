@@ -49,14 +49,14 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that leads: it ends after its step
 
     def call(self, request: bytes) -> bytes:
-        """Runs a function on the agent; the first request says which agent to load."""
+        """Runs a function on the agent; a request without a function says which agent to load."""
         value, error, pools = None, None, []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")  # who leads has the filters
             try:
                 function, args, settings = _unpack(request)
                 pools = _pools(args)
-                if self.agent is None:
+                if function is None:
                     self.agent = load_agent(*args, **settings)
                     value = _facts(self.agent)
                 else:
@@ -157,10 +157,9 @@ class RemoteAgent(Agent):
         self.reload(wait=False)
 
     def reload(self, *, wait: bool = True) -> None:
-        """A new worker with the agent as it was first loaded."""
-        if "_link" in vars(self):
-            self._link.stop()
-        self.lost, self._link = "", self._start()
+        """The agent as it was first loaded; in a new worker if its own is lost."""
+        if "_link" not in vars(self) or self.lost:
+            self.lost, self._link = "", self._start()
         self._loading = self.send(self._request)
         if wait:
             self.ready()
@@ -351,7 +350,8 @@ def _anywhere(source: str | Path) -> str | Path:
 
 def _connected():
     """Ray, connected to the cluster of RAY_ADDRESS, or to a local one that ends with this process."""
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+    # no report to anybody; GPUs hidden only from whom they are not meant for; workers as urgent as this process
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_worker_niceness"):
         os.environ.setdefault(name, "0")
     try:
         import ray
@@ -427,7 +427,7 @@ def _reason(error: Exception) -> str:
     """What Ray says of a worker's end, in a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if "exit" in line.lower() or "kill" in line.lower()), lines[0] if lines else "")
-    return f"{type(error).__name__}: {said}"[:300]
+    return f"{type(error).__name__}: {said}".partition(" There are some potential root causes")[0][:300]
 
 
 __all__ = ["RemoteAgent", "Worker", "WorkerLost", "load_in_workers"]
