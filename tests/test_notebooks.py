@@ -29,7 +29,7 @@ SMALL: dict[str, dict] = {
     "07_compare": {"margin": 0.02},
     "08_theory": {"repeats": 20_000, "steps": 3, "prompts_per_step": 12},
     "09_three_agents": {"steps": 3},
-    "10_when_sharing_hurts": {"steps": 4, "problems_per_step": 16},
+    "10_when_sharing_hurts": {"steps": 4},
     "11_explorer": {"steps": 2, "problems_per_step": 16},
     "12_monitor": {"prompts_per_step": 8, "test_size": 20},
 }
