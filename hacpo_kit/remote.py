@@ -362,16 +362,17 @@ def _connected():
     if address := os.environ.get("RAY_ADDRESS"):
         ray.init(address=address, logging_level="ERROR")
         return ray
-    os.environ.setdefault(
-        "RAY_AUTH_MODE", "token"
-    )  # where Ray knows it: nobody else on this machine may send functions
-    ray.init(
-        address="local",
-        num_cpus=os.cpu_count(),
-        include_dashboard=False,
-        object_store_memory=STORE_BYTES,
-        logging_level="ERROR",
-    )
+    # where Ray knows it: nobody else on this machine may send functions
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    settings = {"include_dashboard": False, "object_store_memory": STORE_BYTES, "logging_level": "ERROR"}
+    for last in (False, True):  # Ray gives its own parts only seconds to start, too few where much else is running
+        try:
+            ray.init(address="local", num_cpus=os.cpu_count(), **settings)
+            break
+        except Exception as error:
+            ray.shutdown()
+            if last:
+                raise RuntimeError(f"Ray could not start on this machine: {error}") from error
     return ray
 
 
