@@ -19,6 +19,7 @@ from torch import Tensor
 from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.engines import transformers as transformers_engine
 from hacpo_kit.lora import add_adapter, has_adapter, merged_state
+from hacpo_kit.offload import Offload
 from hacpo_kit.optimizers import MasterAdamW
 from hacpo_kit.records import derive_seed
 
@@ -46,11 +47,13 @@ class Agent:
         origin: str | None = None,
         loading: Mapping[str, Any] | None = None,
         engine=None,
+        offload: str | torch.device | None = None,
     ):
         """Wraps a causal language model and its tokenizer.
 
         `origin` and `loading` say where the model came from and with which options of `load_agent`, so that a run can
-        load it again. `engine` samples in place of transformers (see `hacpo_kit.engines`).
+        load it again. `engine` samples in place of transformers (see `hacpo_kit.engines`). `offload`: the device
+        to compute on, to which only those parts come that are at work; the others rest in host memory.
 
         `prompt_format`: "chat" uses the tokenizer's chat template (with the keywords in `template`, for example
         enable_thinking=False), "plain" gives the text as it is, "auto" takes chat if there is a template.
@@ -73,6 +76,7 @@ class Agent:
         self.weights_version = 0  # grows with every change of the weights: an engine with a copy knows that it is old
         self.optimizer: MasterAdamW | None = None
         self.reference = None  # frozen copy of the initial policy, made by the first update with beta > 0
+        self.offload = None if offload is None else Offload(offload)
         self._stored_generation_config = model.generation_config
         # generate() fills every unset field from the model's stored sampling defaults; a neutral one has none to leak
         model.generation_config = transformers_engine.neutral_generation_config(self)
@@ -86,8 +90,23 @@ class Agent:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
-        return self.model.device
+        """Where the agent computes; its weights may rest elsewhere."""
+        return self.model.device if self.offload is None else self.offload.device
+
+    def awake(self, *parts: str) -> contextlib.AbstractContextManager:
+        """Holds parts on the device while a block runs, if the agent was loaded with `offload`; else they always lie there.
+
+        Parts: "weights", "optimizer", "reference" and "engine", which stands for what sampling needs. Blocks may be nested:
+        the outermost one that uses a part sends it back to the host, also when it ends with an error.
+        """
+        if self.offload is None:
+            return contextlib.nullcontext()
+        own = hasattr(self.engine, "sleep")  # an engine with a copy of the weights; others sample with the agent's
+        return self.offload.awake(self, *("weights" if part == "engine" and not own else part for part in parts))
+
+    def moved(self) -> dict[str, float]:
+        """What the moves between device and host have cost since the last call (bytes_moved, seconds_moving)."""
+        return {} if self.offload is None else self.offload.spent()
 
     @property
     def half(self) -> bool:
@@ -192,7 +211,13 @@ class Agent:
         """Log-probability of every response token, log-softmax of logits / T in float32 (nats), and the mask of real tokens.
 
         Differentiable; the one scoring function for sources and learners. `model` defaults to the agent's own.
+        Raises RuntimeError while the weights rest in host memory.
         """
+        if self.offload is not None and not self.offload.users["weights"]:
+            raise RuntimeError(
+                f"the weights of agent {self.name!r} rest in host memory: with agent.awake('weights'): …, around all that "
+                "uses the result's gradient"
+            )
         model = self.model if model is None else model
         ids, attention, mask = (t.to(self.device) for t in align(prompts, responses, self.pad_id))
         width = mask.shape[1]
@@ -412,6 +437,7 @@ def load_agent(
     attention: str | None = None,
     gradient_checkpointing: bool = False,
     lora: Mapping[str, Any] | bool | None = None,
+    offload: bool = False,
     prompt_format: str = "auto",
     template: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -422,8 +448,9 @@ def load_agent(
     `device` defaults to a GPU if there is one. `dtype` is what the model computes in: with "bfloat16" it learns through
     float32 master weights. `attention`: one of transformers' implementations ("sdpa", "eager", "flash_attention_2", …).
     `gradient_checkpointing` keeps fewer activations and computes them twice. `lora`: settings of peft's LoraConfig, or
-    True for r = 16 on every linear layer; only the adapters learn. `template`: keywords of the chat template, such as
-    {"enable_thinking": False}.
+    True for r = 16 on every linear layer; only the adapters learn. `offload`: what the agent does not need at the moment
+    (weights, optimiser, reference) rests in host memory, so that several agents can share one device. `template`: keywords
+    of the chat template, such as {"enable_thinking": False}.
 
     Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be had, ValueError for a model
     or an option that cannot be used, ModuleNotFoundError for a missing extra.
@@ -442,10 +469,10 @@ def load_agent(
     given = {
         "device": str(device), "dtype": str(_dtype(dtype)).removeprefix("torch."), "attention": attention,
         "gradient_checkpointing": gradient_checkpointing, "lora": lora if isinstance(lora, bool | None) else dict(lora),
-        "revision": revision,
+        "revision": revision, "offload": offload,
     }  # fmt: skip
     return Agent(
-        model.to(device),
+        model if offload else model.to(device),
         tokenizer,
         name=name,
         prompt_format=prompt_format,
@@ -453,7 +480,16 @@ def load_agent(
         # a folder is found again from any working directory
         origin=str(Path(where).resolve()) if is_local and _built_in(source) is None else str(source),
         loading=given,
+        offload=device if offload else None,
     )
+
+
+def read_config(source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False):
+    """The transformers config of a built-in agent, a folder or a hub id; its weights are not touched."""
+    from transformers import AutoConfig
+
+    where, _ = _locate(source)
+    return AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=trust_remote_code)
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype:

@@ -162,7 +162,7 @@ def _restore_agent(agent: Agent, folder: Path, entry: Mapping[str, Any]) -> None
     agent.reference = None
     if (folder / "references" / agent.name).exists():
         agent.reference = (
-            type(agent.model)(agent.model.config).to(agent.device, agent.model.dtype).requires_grad_(False)
+            type(agent.model)(agent.model.config).to(agent.model.device, agent.model.dtype).requires_grad_(False)
         )
         _load_weights(agent.reference.eval(), folder / "references" / agent.name)
     tensors = load_file(folder / "optimizers" / f"{agent.name}.safetensors")

@@ -1,0 +1,423 @@
+"""Memory: what a run will need, known before anything is loaded, and what to do where it did not suffice."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import psutil
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hacpo_kit.config import Config
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hacpo_kit.agents import Agent
+
+# ── when it does not suffice ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def out_of_memory(agent: Agent, doing: str, remedy: str) -> Iterator[None]:
+    """Turns a device's lack of memory into a MemoryError that names agent, work and remedy, and frees what the work held."""
+    try:
+        yield
+        return
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        traceback.clear_frames(error.__traceback__)  # its frames hold the activations, for as long as anybody keeps it
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    raise MemoryError(
+        f"agent {agent.name!r} ran out of memory on {agent.device}, {doing} ({reason}); {remedy}. "
+        "A run goes on from its last checkpoint: hk.resume(folder, changes={…}) for settings, loading={…} for agents"
+    ) from None
+
+
+def told(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> str:
+    """The size of one pass: "3 rollouts, 96 padded tokens"."""
+    count, width = len(prompts), max(map(len, prompts)) + max(map(len, responses))
+    return f"{count} rollout{'s' * (count > 1)}, {count * width:,} padded tokens"
+
+
+def smaller_passes(rows: Sequence[int], tokens: int, agent: Agent | None = None) -> str:
+    """What makes a pass over these rows smaller; with an agent also what makes its update smaller."""
+    steps = [
+        f"set microbatch_tokens={max(1, tokens // 2)} (now {tokens})"
+        if len(rows) > 1
+        else "it is a single rollout, so that only a smaller max_new_tokens makes the pass smaller"
+    ]
+    if agent is not None:
+        if not agent.model.is_gradient_checkpointing:
+            steps.append("load the agent with gradient_checkpointing=True")
+        if agent.offload is None:
+            steps.append("or with offload=True, if other agents share the device")
+    return ", ".join(steps)
+
+
+# ── what will be needed ──────────────────────────────────────────────────────────────────────────────────────────
+
+PHASES = ("load", "rollout", "score", "update")
+RESERVE = 0.6 * 2**30  # bytes of a CUDA context and the workspaces of its libraries
+MARGIN = 0.9  # of the device's memory; the rest is lost between tensors
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Most bytes on the device at once while one agent is in one phase."""
+
+    agent: str
+    phase: str  # one of PHASES
+    weights: int = 0
+    optimizer: int = 0  # moments, and float32 masters of half-precision weights
+    reference: int = 0  # the frozen copy for the KL
+    cache: int = 0  # keys and values of the answers that are being sampled
+    work: int = 0  # gradients, activations, logits
+    others: int = 0  # what the other agents keep there
+
+    @property
+    def total(self) -> int:
+        """All of it (bytes)."""
+        return sum(getattr(self, part) for part in PARTS)
+
+
+PARTS = tuple(f.name for f in fields(Phase) if f.name not in ("agent", "phase"))
+
+
+@dataclass(frozen=True, repr=False)
+class Estimate:
+    """What each agent needs in each phase, whether that fits, and what to change if not."""
+
+    phases: tuple[Phase, ...]
+    parameters: Mapping[str, int]
+    kept: Mapping[str, int]  # bytes of weights, optimiser and reference: what rests on the host, and what a checkpoint holds
+    offload: bool
+    device_memory: int | None  # bytes; None: not known
+    advice: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        worst = max(self.phases, key=lambda p: p.total)
+        fits = {None: "no device given", True: "fits", False: "does not fit"}[self.fits]
+        return f"Estimate(at most {gib(worst.total)}, in {worst.phase} of {worst.agent!r}: {fits})"
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every phase fits with some room to spare; None where the device's memory is not known."""
+        return None if self.device_memory is None else all(p.total <= usable(self.device_memory) for p in self.phases)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row an agent and phase: the parts and their total in GiB, and whether it fits."""
+        import pandas as pd
+
+        rows = [
+            {"agent": p.agent, "phase": p.phase, **{part: getattr(p, part) / 2**30 for part in (*PARTS, "total")}}
+            | ({} if self.device_memory is None else {"fits": p.total <= usable(self.device_memory)})
+            for p in self.phases
+        ]
+        return pd.DataFrame(rows).set_index(["agent", "phase"])
+
+
+def gib(size: float) -> str:
+    """Bytes for people.
+
+    >>> gib(1.5 * 2**30), gib(84 * 2**20)
+    ('1.5 GiB', '84 MiB')
+    """
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+
+
+def usable(device_memory: float) -> float:
+    """How much of a device's memory tensors can have (bytes)."""
+    return MARGIN * device_memory - RESERVE
+
+
+def memory_of(device: str | torch.device) -> int:
+    """Bytes of a GPU, or of this machine for the CPU."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
+
+
+def estimate(
+    agents: str | Path | Agent | Sequence[str | Path | Agent],
+    config: Config | None = None,
+    *,
+    prompt_tokens: int = 256,
+    offload: bool = False,
+    device: str | None = None,
+    device_memory: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    **loading: Any,
+) -> Estimate:
+    """Device memory that agents need under a config, phase by phase, from their `config.json` alone.
+
+    The toolkit's own passes run on PyTorch's meta device, where tensors have a shape and no contents, and the bytes that
+    live at the same time are counted. Prompts have `prompt_tokens` tokens, answers all `max_new_tokens`. `loading`: dtype,
+    lora, gradient_checkpointing and attention, as for `load_agent`. `device_memory` (bytes) defaults to the device's.
+
+    Raises ValueError for a model that cannot be built, OSError for one that cannot be had, ModuleNotFoundError for `lora`
+    without peft.
+    """
+    config = Config() if config is None else config
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device_memory = memory_of(device) if device_memory is None else device_memory
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    shapes = {name: Shape.of(source, **options, **loading) for name, source in _named(agents).items()}
+    plan = _Plan(config, prompt_tokens, offload, torch.device(device).type == "cuda")
+    phases = plan.phases(shapes)
+    advice = [line for p in phases if p.total > usable(device_memory) for line in plan.advice(shapes, p, device_memory)]
+    kept = {name: sum(plan.kept(shape).values()) for name, shape in shapes.items()}
+    parameters = {name: shape.parameters for name, shape in shapes.items()}
+    return Estimate(phases, parameters, kept, offload, device_memory, tuple(dict.fromkeys(advice)))
+
+
+def _named(agents) -> dict[str, Any]:
+    """Agents and sources by the names that `load_agents` would give them."""
+    from hacpo_kit.agents import Agent, built_in_sets
+
+    if isinstance(agents, str) and agents in built_in_sets():
+        agents = built_in_sets()[agents]["agents"]
+    out: dict[str, Any] = {}
+    for source in [agents] if isinstance(agents, str | Path | Agent) else agents:
+        name, count = source.name if isinstance(source, Agent) else Path(str(source)).name, 1
+        while (numbered := name if count == 1 else f"{name}#{count}") in out:
+            count += 1
+        out[numbered] = source
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """All of a model but its numbers, and how it would be loaded."""
+
+    config: Any  # transformers' config
+    dtype: str = "float32"
+    lora: Mapping[str, Any] | bool | None = None
+    gradient_checkpointing: bool = False
+    attention: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, source, *, revision: str | None = None, trust_remote_code: bool = False, **loading: Any) -> Shape:
+        """The shape of a built-in agent, a folder, a hub id, a transformers config, or an agent."""
+        from hacpo_kit.agents import Agent, read_config
+
+        if isinstance(source, Agent):
+            config = source.model.config
+        elif isinstance(source, str | Path):
+            config = read_config(source, revision=revision, trust_remote_code=trust_remote_code)
+        else:
+            config = source
+        return cls(config, trust_remote_code=trust_remote_code, **loading)
+
+    @cached_property
+    def agent(self) -> Agent:
+        """An agent on the meta device, whose tensors have no contents; its tokenizer is what passes ask of one."""
+        from transformers import AutoModelForCausalLM
+
+        from hacpo_kit.agents import Agent
+        from hacpo_kit.lora import add_adapter
+
+        kind = {} if self.attention is None else {"attn_implementation": self.attention}
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                copy.deepcopy(self.config),
+                dtype=getattr(torch, str(self.dtype).removeprefix("torch.")),
+                trust_remote_code=self.trust_remote_code,
+                **kind,
+            )
+            if self.gradient_checkpointing:
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+            if self.lora:
+                model = add_adapter(model, {} if self.lora is True else self.lora, seed=0)
+        return Agent(model, SimpleNamespace(eos_token_id=0, pad_token_id=0, chat_template=None), name="shape")
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many numbers the model has, tied ones counted once."""
+        return sum(p.numel() for p in self.agent.model.parameters())
+
+    def kept(self, config: Config) -> dict[str, int]:
+        """Bytes that the agent keeps from step to step once it has learned: weights, optimiser, reference."""
+        if self.agent.optimizer is None:
+            for master in self.agent.prepare_update(config).masters:
+                master.grad = torch.empty_like(master)
+            self.agent.optimizer.step()
+            self.agent.optimizer.zero_grad()
+        from hacpo_kit.offload import size
+
+        return {part: size(self.agent, part) for part in ("weights", "optimizer", "reference")}
+
+    def rollout(self, rows: int, prompt: int, answer: int) -> tuple[int, int]:
+        """Bytes of keys and values at the end of `rows` answers, and of all else while they are sampled."""
+        from transformers import DynamicCache
+
+        model = self.agent.model
+        ids = torch.zeros(rows, prompt + answer, dtype=torch.long, device="meta")
+        last = {"logits_to_keep": 1}
+        with torch.no_grad(), _without_contents():
+            with Peak() as prompts:
+                model(ids[:, :prompt], attention_mask=torch.ones_like(ids[:, :prompt]), use_cache=True, **last)
+            cache = DynamicCache(config=model.config)
+            model(ids[:, 1:], past_key_values=cache, use_cache=True, **last)
+            held = list({id(t): t for layer in cache.layers for t in (layer.keys, layer.values)}.values())
+            kept = sum(t.nbytes for t in held)
+            with Peak(held) as answers:
+                del held
+                model(ids[:, :1], attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True, **last)
+        # the logits in float32, divided by T, the noise, and their sum
+        scores = 4 * 4 * rows * model.config.get_text_config().vocab_size
+        return kept, max(prompts.most, answers.most + scores) - kept
+
+    def score(self, rows: int, prompt: int, answer: int, config: Config) -> int:
+        """Bytes alive while the log-probabilities of `rows` answers are computed."""
+        with torch.no_grad(), _without_contents(), Peak() as peak:
+            self.agent.logprobs([[0] * prompt] * rows, [[0] * answer] * rows, temperature=config.temperature)
+        return peak.most
+
+    def update(self, rows: int, prompt: int, answer: int, config: Config, *, several: bool) -> int:
+        """Bytes of gradients, activations and logits in an update, and of what the optimiser's step needs at once.
+
+        `several`: whether the optimiser works on many tensors at once, as it does on a GPU.
+        """
+        agent, some = self.agent, ([[0] * prompt] * rows, [[0] * answer] * rows)
+        self.kept(config)
+        optimizer = agent.prepare_update(config)
+        for group in optimizer.param_groups:
+            group["foreach"] = several
+        with _without_contents(), Peak() as peak:
+            for master in optimizer.masters:  # as after a first micro-batch
+                master.grad = torch.empty_like(master)
+            logp, mask = agent.logprobs(*some, temperature=config.temperature)
+            loss = (logp * mask).sum()
+            if config.beta > 0:
+                loss = loss + (agent.reference_logprobs(*some, temperature=config.temperature) - logp).exp().sum()
+            loss.backward()
+            del logp, loss
+            optimizer.collect()
+            torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        return peak.most
+
+
+class _Plan:
+    """A config's phases for some agents on one device."""
+
+    def __init__(self, config: Config, prompt_tokens: int, offload: bool, several: bool):
+        self.config, self.prompt, self.offload, self.several = config, prompt_tokens, offload, several
+
+    def rows(self, phase: str) -> int:
+        """Rollouts in one pass."""
+        c = self.config
+        sampled = c.prompts_per_step * c.rollouts_per_prompt
+        most = {"rollout": c.rollout_batch, "score": sampled, "update": c.minibatch}[phase]
+        fitting = c.microbatch_tokens // (self.prompt + c.max_new_tokens)
+        return max(1, min(sampled, most) if phase == "rollout" else min(most, fitting))
+
+    def phase(self, name: str, shape: Shape, phase: str, others: int) -> Phase:
+        """One agent in one phase."""
+        kept, sizes = shape.kept(self.config), (self.prompt, self.config.max_new_tokens)
+        if phase == "load" or (self.offload and phase != "update"):
+            kept = {"weights": kept["weights"]}
+        if phase == "rollout":
+            cache, work = shape.rollout(self.rows(phase), *sizes)
+            return Phase(name, phase, **kept, cache=cache, work=work, others=others)
+        work = 0
+        if phase == "score":
+            work = shape.score(self.rows(phase), *sizes, self.config)
+        elif phase == "update":
+            work = shape.update(self.rows(phase), *sizes, self.config, several=self.several)
+        return Phase(name, phase, **kept, work=work, others=others)
+
+    def phases(self, shapes: Mapping[str, Shape]) -> tuple[Phase, ...]:
+        """Every agent in every phase; without offload the others keep all they have."""
+        kept = {name: sum(shape.kept(self.config).values()) for name, shape in shapes.items()}
+        others = {name: 0 if self.offload else sum(kept.values()) - kept[name] for name in shapes}
+        return tuple(self.phase(n, shapes[n], phase, others[n]) for n in shapes for phase in PHASES)
+
+
+class Peak(TorchDispatchMode):
+    """Follows every tensor made in a block from its making to its end; `most` is the most bytes alive at once."""
+
+    def __init__(self, tensors: Iterable[Tensor] = ()):
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.now = self.most = 0
+        for tensor in tensors:
+            self._follow(tensor)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._follow(tensor)
+        if function is torch.ops.aten.logsumexp.default:  # exp(x − max) inside it
+            self.most = max(self.most, self.now + args[0].nbytes)
+        return out
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()  # views share it
+        if storage._cdata not in self.alive:
+            self.alive[storage._cdata] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._end, storage._cdata)
+
+    def _end(self, storage: int) -> None:
+        self.now -= self.alive.pop(storage)
+
+
+@contextlib.contextmanager
+def _without_contents() -> Iterator[None]:
+    """Answers what code asks of contents that meta tensors do not have, and attends as the fused kernels do."""
+    kernels = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(query, key, value, attn_mask=None, **how):
+        if query.is_meta:
+            return _Attention.apply(query, key, value, attn_mask)
+        return kernels(query, key, value, attn_mask, **how)
+
+    # not in the mode below: no mode is active inside backward(), where layers may be computed again
+    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", attend), _Untold():
+        yield
+
+
+class _Untold(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is Tensor.__bool__ and args[0].is_meta:
+            return False  # no mask is all ones: prompts and answers differ in length
+        return function(*args, **(kwargs or {}))
+
+
+class _Attention(torch.autograd.Function):
+    """What fused attention keeps: its inputs, its output and one number a query, but no score of a pair of tokens."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, mask):
+        out = query.new_empty(query.shape)
+        bias = mask.to(query.dtype) if mask is not None and mask.dtype == torch.bool else mask
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32), bias)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return *(torch.empty_like(t) for t in ctx.saved_tensors[:3]), None
