@@ -61,12 +61,17 @@ def run(notebook: str, parameters: tuple[tuple[str, str], ...], name: str | None
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False))
 @click.option("--steps", type=int, default=None, help="New number of steps; default: the run's own.")
-def resume(folder: str, steps: int | None) -> None:
-    """Go on with the run in FOLDER from its last checkpoint."""
+@click.option("-p", "changes", nargs=2, multiple=True, metavar="NAME VALUE", help="Change a setting from here on.")
+def resume(folder: str, steps: int | None, changes: tuple[tuple[str, str], ...]) -> None:
+    """Go on with the run in FOLDER from its last checkpoint.
+
+    Example, after running out of memory: hacpo-kit resume FOLDER -p microbatch_tokens 4096
+    """
+    from hacpo_kit.config import settings_from_text
     from hacpo_kit.training import resume as go_on
 
     with _readable_errors():
-        result = go_on(folder, steps=steps)
+        result = go_on(folder, steps=steps, changes=settings_from_text(dict(changes)))
     click.echo(
         f"{folder}: {result.state.step} steps done (notebook and HTML are as the last `hacpo-kit run` left them)"
     )
@@ -199,7 +204,8 @@ class _readable_errors:
         if isinstance(error, KeyboardInterrupt):
             click.echo(f"hacpo-kit: stopped; the same command goes on {self.where}", err=True)
             sys.exit(130)
-        if isinstance(error, ValueError | OSError):
+        extra = isinstance(error, ModuleNotFoundError) and "pip install" in str(error)
+        if extra or isinstance(error, ValueError | OSError | MemoryError):
             click.echo(f"hacpo-kit: {error}", err=True)
             sys.exit(2)
         if type(error).__name__ == "PapermillExecutionError":

@@ -106,7 +106,9 @@ class Estimate:
 
     phases: tuple[Phase, ...]
     parameters: Mapping[str, int]
-    kept: Mapping[str, int]  # bytes of weights, optimiser and reference: what rests on the host, and what a checkpoint holds
+    kept: Mapping[
+        str, int
+    ]  # bytes of weights, optimiser and reference: what rests on the host, and what a checkpoint holds
     offload: bool
     device_memory: int | None  # bytes; None: not known
     advice: tuple[str, ...]
