@@ -455,7 +455,7 @@ def load_agent(
     Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be had, ValueError for a model
     or an option that cannot be used, ModuleNotFoundError for a missing extra.
     """
-    where, is_local = _locate(source)
+    where, is_local = locate(source)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
     model, tokenizer = _read(source, where, is_local, _dtype(dtype), attention, options)
@@ -552,7 +552,7 @@ def _built_in(source: str | Path) -> Path | None:
     return folder if isinstance(source, str) and source and (folder / "config.json").exists() else None
 
 
-def _locate(source: str | Path) -> tuple[str, bool]:
+def locate(source: str | Path) -> tuple[str, bool]:
     """The path or hub id to load from, and whether it is local."""
     if (built_in := _built_in(source)) is not None:
         return str(built_in), True

@@ -85,17 +85,28 @@ class Experiment:
         """All parameters, the other settings of Config among them by their own names."""
         return {**{f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}, **self.settings}
 
+    def sources(self) -> str | list[str]:
+        """The agents as `load_agents` takes them: a built-in set, or a list."""
+        from hacpo_kit.agents import built_in_sets
+
+        names = [name for a in self.agents.split(",") if (name := a.strip())]
+        return names[0] if len(names) == 1 and names[0] in built_in_sets() else names
+
+    def problem_set(self) -> Problems:
+        """What the agents are trained on."""
+        return load_problems(self.problems, split="train" if self.problems in ARITHMETIC_SETS else None)
+
+    def test_set(self) -> Problems:
+        """What they are evaluated on."""
+        return _test_set(self.test, self.test_size)
+
     def run(self, **options: Any) -> Run:
         """Trains, or goes on where the run folder stands; `options` as in `train`."""
-        from hacpo_kit.agents import built_in_sets, load_agents
+        from hacpo_kit.agents import load_agents
         from hacpo_kit.training import train
 
         config = self.config()  # bad settings are refused before anything is loaded
-        names = [name for a in self.agents.split(",") if (name := a.strip())]
-        agents = load_agents(names[0] if len(names) == 1 and names[0] in built_in_sets() else names)
-        made = self.problems in ARITHMETIC_SETS
-        problems = load_problems(self.problems, split="train") if made else load_problems(self.problems)
-        test = _test_set(self.test, self.test_size)
+        agents, problems, test = load_agents(self.sources()), self.problem_set(), self.test_set()
         further = [name for t in self.tests.split(",") if (name := t.strip())]
         names = [Path(t).stem for t in further]
         if len(set(names)) < len(names):
