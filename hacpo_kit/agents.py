@@ -488,7 +488,7 @@ def read_config(source: str | Path, *, revision: str | None = None, trust_remote
     """The transformers config of a built-in agent, a folder or a hub id; its weights are not touched."""
     from transformers import AutoConfig
 
-    where, _ = _locate(source)
+    where, _ = locate(source)
     return AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=trust_remote_code)
 
 

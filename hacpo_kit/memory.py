@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,13 +116,13 @@ class Estimate:
 
     def __repr__(self) -> str:
         worst = max(self.phases, key=lambda p: p.total)
-        fits = {None: "no device given", True: "fits", False: "does not fit"}[self.fits]
-        return f"Estimate(at most {gib(worst.total)}, in {worst.phase} of {worst.agent!r}: {fits})"
+        fits = "fits" if self.fits else "does not fit"
+        return f"Estimate({fits} in {gib(self.device_memory)}: at most {gib(worst.total)}, {worst.phase} of {worst.agent!r})"
 
     @property
-    def fits(self) -> bool | None:
-        """Whether every phase fits with some room to spare; None where the device's memory is not known."""
-        return None if self.device_memory is None else all(p.total <= usable(self.device_memory) for p in self.phases)
+    def fits(self) -> bool:
+        """Whether every phase fits with some room to spare."""
+        return all(p.total <= usable(self.device_memory) for p in self.phases)
 
     def to_frame(self) -> pd.DataFrame:
         """One row an agent and phase: the parts and their total in GiB, and whether it fits."""
@@ -129,7 +130,7 @@ class Estimate:
 
         rows = [
             {"agent": p.agent, "phase": p.phase, **{part: getattr(p, part) / 2**30 for part in (*PARTS, "total")}}
-            | ({} if self.device_memory is None else {"fits": p.total <= usable(self.device_memory)})
+            | {"fits": p.total <= usable(self.device_memory)}
             for p in self.phases
         ]
         return pd.DataFrame(rows).set_index(["agent", "phase"])
@@ -183,18 +184,21 @@ def estimate(
     device_memory = memory_of(device) if device_memory is None else device_memory
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     shapes = {name: Shape.of(source, **options, **loading) for name, source in _named(agents).items()}
-    plan = _Plan(config, prompt_tokens, offload, torch.device(device).type == "cuda")
-    phases = plan.phases(shapes)
-    advice = [line for p in phases if p.total > usable(device_memory) for line in plan.advice(shapes, p, device_memory)]
-    kept = {name: sum(plan.kept(shape).values()) for name, shape in shapes.items()}
+    plan = _Plan(config, prompt_tokens, offload, shapes)
+    phases = tuple(plan.phase(name, phase) for name in shapes for phase in PHASES)
+    budget = usable(device_memory)
+    advice = tuple(plan.advice(p, budget) for p in phases if p.total > budget)
+    kept = {name: sum(shape.kept(config).values()) for name, shape in shapes.items()}
     parameters = {name: shape.parameters for name, shape in shapes.items()}
-    return Estimate(phases, parameters, kept, offload, device_memory, tuple(dict.fromkeys(advice)))
+    return Estimate(phases, parameters, kept, offload, device_memory, advice)
 
 
 def _named(agents) -> dict[str, Any]:
     """Agents and sources by the names that `load_agents` would give them."""
     from hacpo_kit.agents import Agent, built_in_sets
 
+    if isinstance(agents, Mapping):
+        return dict(agents)
     if isinstance(agents, str) and agents in built_in_sets():
         agents = built_in_sets()[agents]["agents"]
     out: dict[str, Any] = {}
@@ -295,16 +299,11 @@ class Shape:
             self.agent.logprobs([[0] * prompt] * rows, [[0] * answer] * rows, temperature=config.temperature)
         return peak.most
 
-    def update(self, rows: int, prompt: int, answer: int, config: Config, *, several: bool) -> int:
-        """Bytes of gradients, activations and logits in an update, and of what the optimiser's step needs at once.
-
-        `several`: whether the optimiser works on many tensors at once, as it does on a GPU.
-        """
+    def update(self, rows: int, prompt: int, answer: int, config: Config) -> int:
+        """Bytes of gradients, activations and logits in an update, and of what the optimiser's step needs."""
         agent, some = self.agent, ([[0] * prompt] * rows, [[0] * answer] * rows)
         self.kept(config)
         optimizer = agent.prepare_update(config)
-        for group in optimizer.param_groups:
-            group["foreach"] = several
         with _without_contents(), Peak() as peak:
             for master in optimizer.masters:  # as after a first micro-batch
                 master.grad = torch.empty_like(master)
@@ -321,40 +320,104 @@ class Shape:
         return peak.most
 
 
+@dataclass(frozen=True)
 class _Plan:
-    """A config's phases for some agents on one device."""
+    """A config's phases for some agents on one device; `measured` keeps what a pass was found to need."""
 
-    def __init__(self, config: Config, prompt_tokens: int, offload: bool, several: bool):
-        self.config, self.prompt, self.offload, self.several = config, prompt_tokens, offload, several
+    config: Config
+    prompt: int
+    offload: bool
+    shapes: Mapping[str, Shape]
+    measured: dict = field(default_factory=dict)
 
     def rows(self, phase: str) -> int:
         """Rollouts in one pass."""
         c = self.config
         sampled = c.prompts_per_step * c.rollouts_per_prompt
-        most = {"rollout": c.rollout_batch, "score": sampled, "update": c.minibatch}[phase]
-        fitting = c.microbatch_tokens // (self.prompt + c.max_new_tokens)
-        return max(1, min(sampled, most) if phase == "rollout" else min(most, fitting))
+        fitting = max(1, c.microbatch_tokens // (self.prompt + c.max_new_tokens))
+        return min({"rollout": c.rollout_batch, "score": fitting, "update": min(fitting, c.minibatch)}[phase], sampled)
 
-    def phase(self, name: str, shape: Shape, phase: str, others: int) -> Phase:
-        """One agent in one phase."""
-        kept, sizes = shape.kept(self.config), (self.prompt, self.config.max_new_tokens)
+    def pass_(self, name: str, phase: str) -> dict[str, int]:
+        """Bytes that a pass needs besides what the agent keeps."""
+        shape, config = self.shapes[name], self.config
+        sizes = (self.rows(phase), self.prompt, config.max_new_tokens)
+        # all that makes a difference
+        key = (name, phase, sizes, str(shape.dtype), repr(shape.lora), shape.gradient_checkpointing)
+        if key not in self.measured:
+            if phase == "rollout":
+                cache, work = shape.rollout(*sizes)
+                self.measured[key] = {"cache": cache, "work": work}
+            elif phase == "score":
+                self.measured[key] = {"work": shape.score(*sizes, config)}
+            else:
+                self.measured[key] = {"work": shape.update(*sizes, config)}
+        return self.measured[key]
+
+    def phase(self, name: str, phase: str) -> Phase:
+        """One agent in one phase; without offload it and the others keep all that they have."""
+        kept = self.shapes[name].kept(self.config)
+        others = sum(sum(shape.kept(self.config).values()) for n, shape in self.shapes.items() if n != name)
         if phase == "load" or (self.offload and phase != "update"):
             kept = {"weights": kept["weights"]}
-        if phase == "rollout":
-            cache, work = shape.rollout(self.rows(phase), *sizes)
-            return Phase(name, phase, **kept, cache=cache, work=work, others=others)
-        work = 0
-        if phase == "score":
-            work = shape.score(self.rows(phase), *sizes, self.config)
-        elif phase == "update":
-            work = shape.update(self.rows(phase), *sizes, self.config, several=self.several)
-        return Phase(name, phase, **kept, work=work, others=others)
+        needed = {} if phase == "load" else self.pass_(name, phase)
+        return Phase(name, phase, **kept, **needed, others=0 if self.offload else others)
 
-    def phases(self, shapes: Mapping[str, Shape]) -> tuple[Phase, ...]:
-        """Every agent in every phase; without offload the others keep all they have."""
-        kept = {name: sum(shape.kept(self.config).values()) for name, shape in shapes.items()}
-        others = {name: 0 if self.offload else sum(kept.values()) - kept[name] for name in shapes}
-        return tuple(self.phase(n, shapes[n], phase, others[n]) for n in shapes for phase in PHASES)
+    def changed(self, changes: Mapping[str, Any]) -> _Plan:
+        """The plan with other settings, of the config or of how agents are loaded."""
+        settings = {k: v for k, v in changes.items() if k in Config.__dataclass_fields__}
+        loading = {k: v for k, v in changes.items() if k in Shape.__dataclass_fields__ and k not in settings}
+        shapes = {n: replace(s, **loading) for n, s in self.shapes.items()} if loading else self.shapes
+        offload = changes.get("offload", self.offload)
+        return replace(self, config=self.config.replace(**settings), shapes=shapes, offload=offload)
+
+    def advice(self, at: Phase, budget: float) -> str:
+        """The fewest changes, gentle ones first, with which a phase fits."""
+        changes: dict[str, Any] = {}
+        for name in ("offload", "dtype", *STEPS[at.phase]):
+            plan = self.changed(changes)
+            if plan.phase(at.agent, at.phase).total <= budget:
+                break
+            value = plan.proposed(name, at, budget)
+            changes |= {} if value is None else {name: value}
+        total = lambda some: self.changed(some).phase(at.agent, at.phase).total  # noqa: E731
+        for name in list(changes):  # what later ones have made needless
+            fewer = {k: v for k, v in changes.items() if k != name}
+            if total(fewer) <= budget:
+                changes = fewer
+        told = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        where = f"{at.phase} of {at.agent!r} needs {gib(at.total)} of {gib(budget)}"
+        if (needed := total(changes)) <= budget:
+            return f"{where}: set {told}, and it needs {gib(needed)}"
+        tried = f", and with {told} still {gib(needed)}" if told else ""
+        return f"{where}{tried}: take a smaller model, a smaller max_new_tokens, or a larger device"
+
+    def proposed(self, name: str, at: Phase, budget: float) -> Any:
+        """A value for one setting that makes a phase smaller; None where there is none."""
+        shape = self.shapes[at.agent]
+        if name == "offload":
+            return None if self.offload else True
+        if name == "dtype":
+            return "bfloat16" if str(shape.dtype).removeprefix("torch.") in ("float32", "float64") else None
+        if name == "gradient_checkpointing":
+            return None if shape.gradient_checkpointing else True
+        if name == "lora":
+            return None if shape.lora or importlib.util.find_spec("peft") is None else True
+        # rows in a pass: bytes are linear in them
+        rows, width = self.rows(at.phase), 1 if name == "rollout_batch" else self.prompt + self.config.max_new_tokens
+        if rows == 1:
+            return None
+        least = self.changed({name: width}).phase(at.agent, at.phase).total
+        each = (self.phase(at.agent, at.phase).total - least) / (rows - 1)
+        return width * max(1, int(1 + (budget - least) / each))
+
+
+# what makes a phase smaller, gentle changes first
+STEPS = {
+    "load": (),
+    "rollout": ("rollout_batch",),
+    "score": ("microbatch_tokens",),
+    "update": ("microbatch_tokens", "gradient_checkpointing", "lora"),
+}
 
 
 class Peak(TorchDispatchMode):
@@ -368,7 +431,11 @@ class Peak(TorchDispatchMode):
             self._follow(tensor)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        for tensor in tree_leaves((args, kwargs)):  # what was there before the block, such as weights, counts nothing
+            if isinstance(tensor, Tensor):
+                self._follow(tensor, counted=False)
+        out = function(*args, **kwargs)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._follow(tensor)
@@ -376,11 +443,11 @@ class Peak(TorchDispatchMode):
             self.most = max(self.most, self.now + args[0].nbytes)
         return out
 
-    def _follow(self, tensor: Tensor) -> None:
+    def _follow(self, tensor: Tensor, counted: bool = True) -> None:
         storage = tensor.untyped_storage()  # views share it
         if storage._cdata not in self.alive:
-            self.alive[storage._cdata] = storage.nbytes()
-            self.now += storage.nbytes()
+            self.alive[storage._cdata] = storage.nbytes() if counted else 0
+            self.now += self.alive[storage._cdata]
             self.most = max(self.most, self.now)
             weakref.finalize(storage, self._end, storage._cdata)
 
