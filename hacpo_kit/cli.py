@@ -168,7 +168,7 @@ def sweep(grid: str, out: str | None, dry_run: bool, quiet: bool, **options) -> 
 @click.option("--seed", default=0, show_default=True)
 @click.option("--out", default=None, help="Folder; default: in reports/runs/, named after the settings.")
 @click.option("--dtype", default="float32", show_default=True, help="Of the weights: float32, bfloat16, float16.")
-@click.option("--device", default=None, help="Default: a GPU if there is one.")
+@click.option("--device", default=None, help="Default: a GPU if there is one; the CPU for built-in agents.")
 def evaluate(agents, sets, k, samples, temperature, max_new_tokens, batch, limit, seed, out, dtype, device) -> None:
     """Evaluate agents on test sets and print a table.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = PROJECT / "notebooks"
+TRAINED_IN = ("float32", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Experiment:
     lr: float = 1e-4
     minibatch: int = 128  # rollouts in one optimiser update
     max_new_tokens: int = 32
+    dtype: str = "float32"  # what the models compute in: "float32", or "bfloat16" with float32 master weights
     seed: int = 0
     eval_every: int = 4
     eval_k: int = 1
@@ -106,7 +108,7 @@ class Experiment:
         from hacpo_kit.training import train
 
         config = self.config()  # bad settings are refused before anything is loaded
-        agents, problems, test = load_agents(self.sources()), self.problem_set(), self.test_set()
+        agents, problems, test = load_agents(self.sources(), dtype=self.dtype), self.problem_set(), self.test_set()
         further = [name for t in self.tests.split(",") if (name := t.strip())]
         names = [Path(t).stem for t in further]
         if len(set(names)) < len(names):
@@ -152,6 +154,8 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     for name in ("steps", "test_size", "eval_every", "eval_k", "save_every"):
         if getattr(experiment, name) < 1:
             raise ValueError(f"{name}={getattr(experiment, name)}: it must be at least 1")
+    if experiment.dtype not in TRAINED_IN:
+        raise ValueError(f"dtype={experiment.dtype!r}: a model trains in one of {', '.join(TRAINED_IN)}")
     experiment.config()
     return experiment
 

@@ -289,8 +289,8 @@ class Shape:
             with Peak(held) as answers:
                 del held
                 model(ids[:, :1], attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True, **last)
-        # the logits in float32, divided by T, the noise, and their sum
-        scores = 4 * 4 * rows * model.config.get_text_config().vocab_size
+        # logits in float32: themselves, divided by T, noise and its logarithm, their sum; and room for the generator
+        scores = 6 * 4 * rows * model.config.get_text_config().vocab_size
         return kept, max(prompts.most, answers.most + scores) - kept
 
     def score(self, rows: int, prompt: int, answer: int, config: Config) -> int:
