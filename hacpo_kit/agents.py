@@ -18,7 +18,9 @@ from torch import Tensor
 
 from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.engines import transformers as transformers_engine
+from hacpo_kit.hub import hub_options
 from hacpo_kit.lora import add_adapter, has_adapter, merged_state
+from hacpo_kit.memory import check_room
 from hacpo_kit.offload import Offload
 from hacpo_kit.optimizers import MasterAdamW
 from hacpo_kit.records import derive_seed
@@ -60,12 +62,7 @@ class Agent:
 
         Raises ValueError for a tokenizer without an end token, or "chat" without a template.
         """
-        if prompt_format not in ("auto", "chat", "plain"):
-            raise ValueError(f"prompt_format={prompt_format!r}: it takes 'auto', 'chat' or 'plain'")
-        if tokenizer.eos_token_id is None:
-            raise ValueError(f"the tokenizer of agent {name!r} has no end token; set tokenizer.eos_token first")
-        if prompt_format == "chat" and not tokenizer.chat_template:
-            raise ValueError(f"the tokenizer of agent {name!r} has no chat template; use prompt_format='plain'")
+        check_tokenizer(tokenizer, name, prompt_format)
         self.name, self.model, self.tokenizer, self.origin = name, model.eval(), tokenizer, origin
         self.chat = prompt_format == "chat" or (prompt_format == "auto" and bool(tokenizer.chat_template))
         self.template = dict(template or {})
@@ -314,6 +311,22 @@ class Agent:
         return folder
 
 
+def check_tokenizer(tokenizer, name: str, prompt_format: str) -> None:
+    """Raises ValueError for a tokenizer that no agent can use: without an end token, or without the template asked for."""
+    if prompt_format not in ("auto", "chat", "plain"):
+        raise ValueError(f"prompt_format={prompt_format!r}: it takes 'auto', 'chat' or 'plain'")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"the tokenizer of agent {name!r} has no end token, so no answer could end: set tokenizer.eos_token (to a token "
+            "that the model was trained to end with) and save the tokenizer into the model's folder"
+        )
+    if prompt_format == "chat" and not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of agent {name!r} has no chat template; use prompt_format='plain', or set tokenizer.chat_template "
+            "and save the tokenizer into the model's folder"
+        )
+
+
 def align(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], pad_id: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -459,9 +472,22 @@ def load_agent(
     where, is_local = locate(source)
     if device is None:
         device = "cuda" if torch.cuda.is_available() and _built_in(source) is None else "cpu"
-    options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
-    model, tokenizer = _read(source, where, is_local, _dtype(dtype), attention, options)
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds, and a misspelt name should not
+
     name = name or Path(str(source)).name
+    options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
+    options |= {} if is_local else _hub_options(source, revision)
+    with quiet():
+        tokenizer = _read(source, AutoTokenizer, where, **options)
+        check_tokenizer(tokenizer, name, prompt_format)  # before gigabytes are read
+        check_room(where, _dtype(dtype), "cpu" if offload else device, **options)
+        kind = {} if attention is None else {"attn_implementation": attention}
+        model = _read(source, AutoModelForCausalLM, where, dtype=_dtype(dtype), use_safetensors=True, **kind, **options)
+    if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
+        raise ValueError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows} embeddings; "
+            "call model.resize_token_embeddings and save it first"
+        )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     stored_generation_config = model.generation_config
@@ -490,8 +516,9 @@ def read_config(source: str | Path, *, revision: str | None = None, trust_remote
     """The transformers config of a built-in agent, a folder or a hub id; its weights are not touched."""
     from transformers import AutoConfig
 
-    where, _ = locate(source)
-    return AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=trust_remote_code)
+    where, is_local = locate(source)
+    options = {} if is_local else _hub_options(source, revision)
+    return _read(source, AutoConfig, where, revision=revision, trust_remote_code=trust_remote_code, **options)
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -501,32 +528,22 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
     return found
 
 
-def _read(source, where: str, is_local: bool, dtype: torch.dtype, attention: str | None, options: Mapping[str, Any]):
-    """Model and tokenizer, from safetensors only."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    kind = {} if attention is None else {"attn_implementation": attention}
+def _hub_options(source: str | Path, revision: str | None) -> dict[str, Any]:
     try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(where, **options)
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True, **kind, **options)
+        return hub_options(str(source), revision)
     except OSError as error:
-        if is_local:
-            raise
-        raise OSError(
-            f"cannot load {source!r}: it is no built-in agent or set ({', '.join(built_in_names())}), no local folder, and the "
-            f"model hub gave: {error}"
-        ) from error
+        known = ", ".join(built_in_names())
+        raise OSError(f"cannot load {error}. It is no folder either, and no built-in agent or set ({known})") from None
+
+
+def _read(source, kind, where: str, **options):
+    """Tokenizer, config or model, from a folder or the hub."""
+    try:
+        return kind.from_pretrained(where, **options)
     except (ImportError, ValueError) as error:
-        if attention is None:
+        if (attention := options.get("attn_implementation")) is None:
             raise
         raise ValueError(f"{source}: attention={attention!r} cannot be used here: {error}") from error
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise ValueError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {model.get_input_embeddings().num_embeddings} "
-            "embeddings; call model.resize_token_embeddings and save it first"
-        )
-    return model, tokenizer
 
 
 @contextlib.contextmanager
@@ -563,8 +580,10 @@ def locate(source: str | Path) -> tuple[str, bool]:
         if not (path / "config.json").exists():
             raise FileNotFoundError(f"{path} holds no model: config.json is missing")
         return str(path), True
-    if source in built_in_names():
+    if source in (known := built_in_names()):
         raise ValueError(f"{source!r} is a set of agents: use load_agents({source!r})")
     if isinstance(source, Path) or str(source).startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {source}")
+    if "/" not in str(source) and (near := did_you_mean(str(source), known)):  # not worth asking a network
+        raise ValueError(f"unknown agent {source!r}{near}; models of the hub are named owner/name")
     return str(source), False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sys
@@ -235,6 +236,39 @@ def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt
     click.echo(
         "".join(f"note      {note}\n" for note in notes) + f"launch    {out}/launch.sh\nmapping   {out}/mapping.md"
     )
+
+
+@main.command()
+@click.argument("agents", nargs=-1, metavar="[AGENT…]")
+@click.option("-p", "settings", nargs=2, multiple=True, metavar="NAME VALUE", help="Any setting of Config, or method.")
+@click.option("--pair", default=None, help="The paper's settings for one of its model pairs.")
+@click.option("--prompt-tokens", default=256, show_default=True, help="Length of the longest prompt.")
+@click.option("--dtype", default="float32", show_default=True, help="What the agents compute in: float32, bfloat16.")
+@click.option("--gradient-checkpointing", is_flag=True, help="Compute activations twice and keep fewer.")
+@click.option("--lora", is_flag=True, help="Only LoRA adapters learn.")
+@click.option("--offload", is_flag=True, help="Idle parts rest in host memory.")
+@click.option("--device", default=None, help="Default: a GPU if there is one.")
+@click.option("--device-memory", type=float, default=None, metavar="GIB", help="Default: that of the device.")
+@click.option("--out", default="reports/runs", show_default=True, help="Where runs are written.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (bytes).")
+def doctor(agents, settings, pair, device_memory, out, as_json, **options) -> None:
+    """Report versions, devices, extras and disk, and whether AGENTs fit on the device, phase by phase.
+
+    AGENT: a built-in agent or set, a folder, a hub id. Only their configurations are read.
+
+    Example: hacpo-kit doctor Qwen/Qwen3-1.7B-Base Qwen/Qwen3-4B-Base --dtype bfloat16 -p max_new_tokens 2048
+    """
+    from hacpo_kit.config import Config, settings_from_text
+
+    with _readable_errors():
+        given = dict(settings)
+        config = Config.preset(given.pop("method", "hacpo"), pair=pair, **settings_from_text(given))
+        from hacpo_kit.doctor import examine, told
+
+        memory = {} if device_memory is None else {"device_memory": int(device_memory * 2**30)}
+        report = examine(agents, config, folder=out, **memory, **options)
+    click.echo(json.dumps(report, indent=2) if as_json else told(report))
+    sys.exit(0 if report.get("estimate", {}).get("fits", True) else 1)
 
 
 class _readable_errors:

@@ -159,7 +159,7 @@ def memory_of(device: str | torch.device) -> int:
 
 
 def estimate(
-    agents: str | Path | Agent | Sequence[str | Path | Agent],
+    agents: str | Path | Agent | Sequence[str | Path | Agent] | Mapping[str, Any],
     config: Config | None = None,
     *,
     prompt_tokens: int = 256,
@@ -173,7 +173,8 @@ def estimate(
     """Device memory that agents need under a config, phase by phase, from their `config.json` alone.
 
     The toolkit's own passes run on PyTorch's meta device, where tensors have a shape and no contents, and the bytes that
-    live at the same time are counted. Prompts have `prompt_tokens` tokens, answers all `max_new_tokens`. `loading`: dtype,
+    live at the same time are counted. Agents: names, sets, folders, hub ids, loaded agents, or by name transformers configs.
+    Prompts have `prompt_tokens` tokens, answers all `max_new_tokens`. `loading`: dtype,
     lora, gradient_checkpointing and attention, as for `load_agent`. `device_memory` (bytes) defaults to the device's.
 
     Raises ValueError for a model that cannot be built, OSError for one that cannot be had, ModuleNotFoundError for `lora`
@@ -193,16 +194,41 @@ def estimate(
     return Estimate(phases, parameters, kept, offload, device_memory, advice)
 
 
+def check_room(where: str, dtype: torch.dtype, device: str | torch.device, **options: Any) -> None:
+    """Raises MemoryError if a model's weights alone are more than what is free on a device; they are not read for that."""
+    files = sum(p.stat().st_size for p in Path(where).glob("*.safetensors")) if Path(where).is_dir() else None
+    free = free_memory(device)
+    if files is not None and 4 * files < free:  # also if they get wider: a small model needs no second look
+        return
+    from transformers import AutoConfig
+
+    options = {k: v for k, v in options.items() if v is not None}
+    config = AutoConfig.from_pretrained(where, **options)
+    count = Shape(config, dtype=dtype, trust_remote_code=options.get("trust_remote_code", False)).parameters
+    if count * dtype.itemsize > free:
+        half = "" if dtype.itemsize <= 2 else f"dtype='bfloat16' needs {gib(2 * count)}; "
+        raise MemoryError(
+            f"{where} does not fit: its {count / 1e9:.2f} billion parameters are {gib(count * dtype.itemsize)} in "
+            f"{str(dtype).removeprefix('torch.')}, and {device} has {gib(free)} free. {half}other agents can make room with "
+            "offload=True; or take a smaller model. `hacpo-kit doctor` says what each phase of a run needs"
+        )
+
+
+def free_memory(device: str | torch.device) -> int:
+    """Bytes that are free on a GPU, or in this machine's main memory."""
+    device = torch.device(device)
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
 def _named(agents) -> dict[str, Any]:
     """Agents and sources by the names that `load_agents` would give them."""
     from hacpo_kit.agents import Agent, built_in_sets
 
     if isinstance(agents, Mapping):
         return dict(agents)
-    if isinstance(agents, str) and agents in built_in_sets():
-        agents = built_in_sets()[agents]["agents"]
-    out: dict[str, Any] = {}
-    for source in [agents] if isinstance(agents, str | Path | Agent) else agents:
+    sets, out = built_in_sets(), {}
+    given = [agents] if isinstance(agents, str | Path | Agent) else agents
+    for source in (s for g in given for s in (sets[g]["agents"] if isinstance(g, str) and g in sets else [g])):
         name, count = source.name if isinstance(source, Agent) else Path(str(source)).name, 1
         while (numbered := name if count == 1 else f"{name}#{count}") in out:
             count += 1

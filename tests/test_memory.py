@@ -1,15 +1,22 @@
-"""Running out of memory: what is said, what is left, how to go on."""
+"""Memory: estimates against what is measured; running out of it: what is said, what is left, how to go on."""
 
 import gc
+import json
 import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import hacpo_kit as hk
+from hacpo_kit import memory, offload
+from hacpo_kit.agents import read_config
 from hacpo_kit.cli import main
+from hacpo_kit.memory import Shape, estimate
 from hacpo_kit.saving import State
 
 CONFIG = hk.Config.preset("gspo", n=4, minibatch=8, prompts_per_step=4, max_new_tokens=16, lr=1e-3, warmup=0)
@@ -178,3 +185,169 @@ def test_resume_on_the_command_line_takes_the_advised_setting(tmp_path, monkeypa
 
     monkeypatch.setattr("hacpo_kit.training.resume", full)
     assert (told := call()).exit_code == 2 and told.output == "hacpo-kit: agent 'a' ran out of memory on cuda:0\n"
+
+
+# ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LLAMA = LlamaConfig(
+    hidden_size=768, intermediate_size=3072, num_hidden_layers=6, num_attention_heads=12, num_key_value_heads=4,
+    vocab_size=64000,
+)  # fmt: skip
+QWEN3 = Qwen3Config(
+    hidden_size=768, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
+    head_dim=128, vocab_size=80000, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+def measured(work):
+    """Most bytes that PyTorch's allocator had given out at once while the work ran."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = [(e.start_ns(), e.nbytes()) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return np.cumsum([size for _, size in sorted(events, key=lambda e: e[0])]).max()
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "checkpointing", "rows"),
+    [("qwen3-sums", "float32", False, 64), ("llama-differences", "bfloat16", True, 64),
+     (LLAMA, "bfloat16", False, 4), (QWEN3, "float32", True, 4)],
+    ids=["qwen3-sums", "llama-differences", "llama-137M", "qwen3-89M"],
+)  # fmt: skip
+def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows):
+    config = read_config(config) if isinstance(config, str) else config
+    shape, settings, sizes = Shape(config, dtype, gradient_checkpointing=checkpointing), hk.Config(), (rows, 12, 12)
+    expected = {
+        "rollout": sum(shape.rollout(*sizes)),
+        "score": shape.score(*sizes, settings),
+        "update": shape.update(*sizes, settings),
+    }
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    agent = hk.Agent(model, shape.agent.tokenizer, name="real")
+    some, (optimizer, kept) = ([[1] * 12] * rows, [[2] * 12] * rows), (agent.prepare_update(settings), 0)
+
+    def update():
+        logp, mask = agent.logprobs(*some)
+        loss = (logp * mask).sum()
+        loss.backward()
+        del logp, loss
+        optimizer.collect()
+        torch.nn.utils.clip_grad_norm_(optimizer.masters, 1.0)
+        optimizer.step()
+
+    update()  # makes the moments; its gradients stay, as after a first micro-batch
+    kept = sum(master.grad.nbytes for master in optimizer.masters)
+    how = {"temperature": 1.0, "max_new_tokens": 12, "seed": 0}
+    found = {
+        "rollout": measured(lambda: agent.engine.sample(agent, some[0], **how)),
+        "score": measured(torch.no_grad()(lambda: agent.logprobs(*some))),
+        "update": kept + measured(update),
+    }
+    optimizer.zero_grad()
+    assert shape.kept(settings) == {p: offload.size(agent, p) for p in ("weights", "optimizer", "reference")}
+    assert {phase: expected[phase] / found[phase] for phase in found} == pytest.approx(dict.fromkeys(found, 1), abs=0.3)
+
+
+BIG = Qwen3Config(
+    hidden_size=4096, intermediate_size=12288, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8,
+    head_dim=128, vocab_size=150000, max_position_embeddings=8192,
+)  # fmt: skip
+
+
+def test_keys_and_values_and_logits_are_those_one_can_count_by_hand():
+    config = hk.Config(rollout_batch=10, n=10, max_new_tokens=96, microbatch_tokens=1280, minibatch=64)
+    frame = (
+        estimate({"big": BIG}, config, prompt_tokens=32, dtype="bfloat16", device_memory=80 * 2**30).to_frame() * 2**30
+    )
+    layer = 4096 * (32 + 8 + 8) * 128 + 32 * 128 * 4096 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
+    count = 2 * layer + 2 * 150000 * 4096 + 4096
+    assert frame["weights"].loc["big", "rollout"] == pytest.approx(2 * count, rel=1e-6)
+    assert frame["optimizer"].loc["big", "update"] == pytest.approx(12 * count, rel=1e-6)  # a master and two moments
+    # layers × (keys and values) × heads × size of a head × bytes, for every token but the last
+    assert frame["cache"].loc["big", "rollout"] == pytest.approx(2 * 2 * 8 * 128 * 2 * 10 * 127, rel=1e-6)
+    logits = 4 * 10 * 96 * 150000
+    assert (
+        2 * logits < frame["work"].loc["big", "score"] < 3 * logits
+    )  # float32, exp inside logsumexp, half of it in bfloat16
+    assert frame["work"].loc["big", "update"] > 4 * count + 2 * count  # gradients in float32, and those of one pass
+
+
+def test_offload_leaves_room_for_the_phase_of_one_agent():
+    config, how = hk.Config(max_new_tokens=64), {"dtype": "bfloat16", "device_memory": 80 * 2**30}
+    plain = estimate({"a": BIG, "b": BIG}, config, **how).to_frame()
+    moved = estimate({"a": BIG, "b": BIG}, config, offload=True, **how).to_frame()
+    assert (moved["others"] == 0).all()
+    everything = plain.loc[("a", "update"), ["weights", "optimizer", "reference"]].sum()
+    assert (plain["others"] == pytest.approx(everything)) and (moved.loc["a"]["optimizer"] > 0).tolist() == [
+        False
+    ] * 3 + [True]
+    assert moved["work"].tolist() == plain["work"].tolist()
+
+
+def test_what_is_advised_does_fit():
+    config = hk.Config(max_new_tokens=1000, rollout_batch=256, microbatch_tokens=32768, minibatch=128, beta=0.01)
+    how = {"prompt_tokens": 24, "dtype": "bfloat16", "device_memory": 48 * 2**30}
+    found = estimate({"a": BIG, "b": BIG}, config, **how)
+    assert not found.fits and len(found.advice) == sum(p.total > memory.usable(48 * 2**30) for p in found.phases)
+    text = " ".join(found.advice)
+    assert "offload=True" in text and "and it needs" in text and "does not fit in 48.0 GiB" in repr(found)
+    line = next(line for line in found.advice if line.startswith("update of 'a'"))
+    changes = dict(part.split("=") for part in line.split(": set ")[1].split(", and it needs ")[0].split(", "))
+    settings = {k: int(v) for k, v in changes.items() if k in hk.Config.__dataclass_fields__}
+    loading = {k: v == "True" for k, v in changes.items() if k not in settings}
+    again = estimate({"a": BIG, "b": BIG}, config.replace(**settings), **how, **loading)
+    assert next(p for p in again.phases if p.phase == "update").total <= memory.usable(48 * 2**30)
+    tiny = estimate({"a": BIG}, config, **{**how, "device_memory": 2**30})
+    assert "take a smaller model" in tiny.advice[0]
+
+
+def test_a_model_too_large_for_the_device_is_refused_unread(monkeypatch, qwen, tmp_path):
+    folder = qwen.save(tmp_path / "big")
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read the weights"))
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**20)
+    said = r"does not fit: its 0.00 billion parameters are 1 MiB in float32, and cpu has 1 MiB free. dtype='bfloat16' needs 1 MiB"
+    with pytest.raises(MemoryError, match=said):
+        hk.load_agent(folder, device="cpu")
+
+
+# ── hacpo-kit doctor ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_doctor_reports_the_machine_and_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = CliRunner().invoke(main, ["doctor", "--out", str(tmp_path / "not" / "there")])
+    assert done.exit_code == 0
+    for word in (
+        "torch",
+        "transformers",
+        "cpu ",
+        "GiB free",
+        "not installed: pip install 'hacpo_kit[vllm]'",
+        "hacpo_kit[ray]",
+    ):
+        assert word in done.output
+    assert str(tmp_path) in done.output and not (tmp_path / "not").exists()
+
+
+def test_doctor_says_whether_agents_fit():
+    call = [
+        "doctor",
+        "tiny-model-pair",
+        "-p",
+        "max_new_tokens",
+        "16",
+        "-p",
+        "prompts_per_step",
+        "4",
+        "--prompt-tokens",
+        "16",
+    ]
+    done = CliRunner().invoke(main, [*call, "--device-memory", "1", "--json"])
+    found = json.loads(done.output)["estimate"]
+    assert done.exit_code == 0 and found["fits"] and found["parameters"]["qwen3-sums"] == 302112
+    assert [(p["agent"], p["phase"]) for p in found["phases"]][:4] == [("qwen3-sums", p) for p in memory.PHASES]
+    small = CliRunner().invoke(main, [*call, "--device-memory", "0.7"])
+    assert small.exit_code == 1 and "It does not fit.\n- " in small.output
+    wrong = CliRunner().invoke(main, ["doctor", "-p", "max_tokens", "16"])
+    assert wrong.exit_code == 2 and "unknown setting 'max_tokens'" in wrong.output
