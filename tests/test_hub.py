@@ -21,6 +21,8 @@ def hub_says(monkeypatch):
             raise error
 
         monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+        offline = isinstance(error, OfflineModeIsEnabled)  # the tests' own environment is
+        monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: offline)
 
     return say
 
@@ -30,7 +32,7 @@ def hub_says(monkeypatch):
     [
         (RepositoryNotFoundError("404", response=Answer()), "the hub has no such model, or it is private"),
         (GatedRepoError("403", response=Answer()), "its owners want to be asked first"),
-        (RevisionNotFoundError("404", response=Answer()), "has no revision 'v2'"),
+        (RevisionNotFoundError("404", response=Answer()), "the model is on the hub, but has no revision 'v2'"),
         (TimeoutError("timed out"), r"the hub cannot be reached \(no network: TimeoutError: timed out\) and no copy"),
         (OfflineModeIsEnabled("offline"), r"the hub cannot be reached \(HF_HUB_OFFLINE is set\)"),
     ],

@@ -190,12 +190,8 @@ def test_resume_on_the_command_line_takes_the_advised_setting(tmp_path, monkeypa
 # ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 LLAMA = LlamaConfig(
-    hidden_size=768, intermediate_size=3072, num_hidden_layers=6, num_attention_heads=12, num_key_value_heads=4,
-    vocab_size=64000,
-)  # fmt: skip
-QWEN3 = Qwen3Config(
-    hidden_size=768, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
-    head_dim=128, vocab_size=80000, tie_word_embeddings=True,
+    hidden_size=768, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=12, num_key_value_heads=4,
+    vocab_size=64000, tie_word_embeddings=True,
 )  # fmt: skip
 
 
@@ -209,10 +205,13 @@ def measured(work):
 
 @pytest.mark.parametrize(
     ("config", "dtype", "checkpointing", "rows"),
-    [("qwen3-sums", "float32", False, 64), ("llama-differences", "bfloat16", True, 64),
-     (LLAMA, "bfloat16", False, 4), (QWEN3, "float32", True, 4)],
-    ids=["qwen3-sums", "llama-differences", "llama-137M", "qwen3-89M"],
-)  # fmt: skip
+    [
+        ("qwen3-sums", "float32", False, 64),
+        ("llama-differences", "bfloat16", True, 64),
+        (LLAMA, "bfloat16", False, 2),
+    ],
+    ids=["qwen3-sums", "llama-differences", "llama-84M"],
+)
 def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows):
     config = read_config(config) if isinstance(config, str) else config
     shape, settings, sizes = Shape(config, dtype, gradient_checkpointing=checkpointing), hk.Config(), (rows, 12, 12)
@@ -279,9 +278,8 @@ def test_offload_leaves_room_for_the_phase_of_one_agent():
     moved = estimate({"a": BIG, "b": BIG}, config, offload=True, **how).to_frame()
     assert (moved["others"] == 0).all()
     everything = plain.loc[("a", "update"), ["weights", "optimizer", "reference"]].sum()
-    assert (plain["others"] == pytest.approx(everything)) and (moved.loc["a"]["optimizer"] > 0).tolist() == [
-        False
-    ] * 3 + [True]
+    assert plain["others"].tolist() == pytest.approx([everything] * 8)
+    assert (moved["optimizer"] > 0).tolist() == ([False] * 3 + [True]) * 2
     assert moved["work"].tolist() == plain["work"].tolist()
 
 
