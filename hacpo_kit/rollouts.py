@@ -127,7 +127,7 @@ def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], an
     elif agent.control_ids.intersection(body):
         hazard = "control_token"
     unscored = np.full(len(ids), np.nan, dtype=np.float32)
-    return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, hazard)
+    return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, hazard, engine_logps=answer.logps)
 
 
 def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, tokens: int = 32768) -> list[Rollout]:
