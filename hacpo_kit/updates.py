@@ -89,17 +89,18 @@ def _passes(agent: Agent, batch: Batch, rows: Sequence[int], config: Config) -> 
 
 
 @torch.no_grad()
-def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Config) -> dict[int, Tensor]:
+def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Config) -> dict[int, Tensor] | None:
     """Log-probabilities of the own rollouts before any update, computed in the very passes of the update.
 
     In half precision a mean log-probability changes by a percent with the shape of the pass, far beyond the own clip of
-    a few 1e-4: a ratio to the recorded values would clip rollouts for their rounding. Same pass, same rounding. Empty in
-    float32, and where the agent has changed since it wrote the rollouts.
+    a few 1e-4: a ratio to the recorded values would clip rollouts for their rounding. Same pass, same rounding. Without
+    the first mini-batch, whose own pass has them. None where the recorded values are right: in float32, and where the
+    agent has changed since it wrote the rollouts.
     """
     if not agent.half or batch.pool.updates.get(agent.name) != agent.updates:
-        return {}
+        return None
     old: dict[int, Tensor] = {}
-    for rows in order:
+    for rows in order[1:]:
         for micro in _passes(agent, batch, rows, config):
             if batch.own[micro[0]]:
                 some = ([p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids))
@@ -109,7 +110,7 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
 
 
 def _one_update(
-    agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, old: Mapping[int, Tensor]
+    agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, old: Mapping[int, Tensor] | None
 ) -> MiniBatch:
     optimizer = agent.prepare_update(config)
     optimizer.zero_grad(set_to_none=True)
@@ -159,25 +160,27 @@ def _micro_objective(
 ):
     """Objective, ratio and clip of some rollouts, and the KL of the own ones among them (None without β).
 
-    `old` has own log-probabilities that stand in for the recorded ones.
+    `old` has own log-probabilities that stand in for the recorded ones; a row that it lacks has those of this pass.
     """
     prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
-    temperature, old = batch.pool.temperature, old or {}
+    temperature = batch.pool.temperature
     logp, mask = agent.logprobs(prompts, responses, temperature=temperature)
     # padding columns follow the longest rollout of the micro-batch; they are masked
     at = dict(device=logp.device, dtype=logp.dtype)
     advantages, own = batch.advantages[rows].to(**at), batch.own[rows].to(logp.device)
+    before = {}
+    if old is not None:
+        before = {k: old.get(i, logp[k].detach()[mask[k]]) for k, i in enumerate(rows) if batch.own[i]}
     if config.ratio == "token":
         source = torch.zeros_like(logp)
         for k, i in enumerate(rows):
-            recorded = old[i] if i in old else torch.from_numpy(batch.pool.rollouts[batch.index[i]].logps)
-            source[k, : len(recorded)] = recorded.to(**at)
+            logps = before[k] if k in before else torch.from_numpy(batch.pool.rollouts[batch.index[i]].logps)
+            source[k, : len(logps)] = logps.to(**at)
         out = grpo_loss(logp, source, mask, advantages, config)
     else:
         means, weights = batch.source_mean_logp[rows].to(**at), batch.weights[rows].to(**at)
-        for k, i in enumerate(rows):
-            if i in old:
-                means[k] = old[i].sum() / len(old[i])
+        for k, logps in before.items():
+            means[k] = logps.mean()
         out = hacpo_loss(logp, mask, means, advantages, weights, own, m, config)
     kl = None
     if config.beta > 0:
