@@ -468,9 +468,12 @@ def _engine(name: str, options: Mapping[str, Any] | None):
 
         return VLLM(**(options or {}))
     if name != "transformers":
-        raise ValueError(f"engine={name!r}{did_you_mean(name, ('transformers', 'vllm'))}: it takes 'transformers' or 'vllm'")
+        near = did_you_mean(name, ("transformers", "vllm"))
+        raise ValueError(f"unknown engine {name!r}{near}; there are transformers and vllm")
     if options:
-        raise ValueError(f"engine_options={dict(options)} are those of engine='vllm'; this engine is transformers: use None")
+        raise ValueError(
+            f"engine_options={dict(options)} are those of engine='vllm'; this engine is transformers: use None"
+        )
     return None
 
 

@@ -133,6 +133,16 @@ class VLLM:
                 raise
         raise AssertionError("unreachable")
 
+    def synchronise(self, agent: Agent) -> None:
+        """Copies the agent's weights into the running engine; `sample` does so whenever they have changed."""
+        self._version = None  # until it is done
+        # state_dict names tied embeddings twice; without lm_head.weight vLLM would keep the old one, and say nothing
+        state = merged_state(agent.model) if has_adapter(agent.model) else agent.model.state_dict()
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM does not let go of what it computed with the old weights")
+        self._version = agent.weights_version
+
     def sleep(self) -> bool:
         """Gives the GPU memory of weights and cache to others until the next `sample`, and says whether it did.
 
@@ -180,7 +190,7 @@ class VLLM:
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
         if self._version != agent.weights_version:
-            self._synchronise(agent)
+            self.synchronise(agent)
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
@@ -213,16 +223,6 @@ class VLLM:
                 disable_log_stats=True,
                 seed=0,
             )
-
-    def _synchronise(self, agent: Agent) -> None:
-        """Copies the agent's weights into the engine: 20 ms for the small built-in agents."""
-        self._version = None  # until it is done
-        # state_dict names tied embeddings twice; without lm_head.weight vLLM would keep the old one, and say nothing
-        state = merged_state(agent.model) if has_adapter(agent.model) else agent.model.state_dict()
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM does not let go of what it computed with the old weights")
-        self._version = agent.weights_version
 
     def _generate(
         self, agent: Agent, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int, seed: int

@@ -3,4 +3,6 @@
 import importlib.util
 
 found = importlib.util.find_spec("vllm")
-collect_ignore_glob = [] if found is not None and found.origin else ["test_*.py"]  # this folder is found by that name, too
+collect_ignore_glob = (
+    [] if found is not None and found.origin else ["test_*.py"]
+)  # this folder is found by that name, too

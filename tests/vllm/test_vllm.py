@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-import time
 
 import numpy as np
 import pytest
@@ -155,7 +154,7 @@ def test_the_engine_follows_every_change_of_the_weights(pair, test_problems):
 
 
 def test_the_engine_without_the_second_name_of_tied_embeddings_would_be_wrong(pair, test_problems, monkeypatch):
-    """Why `_synchronise` hands them over twice; should vLLM learn to see it, this test says so."""
+    """Why `synchronise` hands them over twice; should vLLM learn to see it, this test says so."""
     agent = pair[0]
     check_greedy(agent, test_problems)
     full = agent.model.state_dict
@@ -192,7 +191,9 @@ def test_an_engine_that_dies_is_started_again_with_the_present_weights(pair, tes
     check_greedy(agent, test_problems[:4])
     disturb(agent)
     agent.engine._llm.llm_engine.step = failing = lambda: 1 / 0
-    with pytest.warns(UserWarning, match=r"engine of agent 'qwen3-sums' failed and is started again .*ZeroDivisionError"):
+    with pytest.warns(
+        UserWarning, match=r"engine of agent 'qwen3-sums' failed and is started again .*ZeroDivisionError"
+    ):
         check_greedy(agent, test_problems)
     assert agent.engine._llm.llm_engine.step is not failing
     check_greedy(other, test_problems[:4])  # closed with the dead one, and started again
@@ -214,7 +215,9 @@ def test_an_engine_that_dies_twice_says_why_and_the_run_goes_on(pair, tmp_path, 
         patched.setattr(module, "_vllm", lambda: (Dying, *rest))
         with (
             pytest.warns(UserWarning, match="started again"),
-            pytest.raises(RuntimeError, match=r"'llama-differences' failed twice in a row \(MemoryError: no room.*max_num_seqs"),
+            pytest.raises(
+                RuntimeError, match=r"'llama-differences' failed twice in a row \(MemoryError: no room.*max_num_seqs"
+            ),
         ):
             hk.train(agent, problems, CONFIG, 2, **settings)
     run = hk.resume(tmp_path / "run", steps=2, progress="off")
@@ -245,7 +248,9 @@ def test_training_with_vllm_learns_and_a_resumed_run_ends_the_same(tmp_path, pai
     hk.train(half, train, config, 2, out=tmp_path / "half", **how)
     again = hk.resume(tmp_path / "half", steps=4, progress="off")
     for a, b in zip(first.agents, again.agents, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True))
+        assert all(
+            torch.equal(x, y) for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True)
+        )
 
 
 def test_adapters_are_merged_for_the_engine(test_problems):
