@@ -13,6 +13,7 @@ _HOME = {
     "agents": "Agent load_agent load_agents",
     "config": "Config",
     "evaluation": "evaluate",
+    "export": "export_verl",
     "problems": "Problem load_problems",
     "records": "Pool",
     "rewards": "boxed_math reward",

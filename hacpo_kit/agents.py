@@ -421,7 +421,8 @@ def load_agent(
 ) -> Agent:
     """One agent from a built-in name, a local folder or a model hub id, in that order; safetensors only.
 
-    `device` defaults to a GPU if there is one. `dtype` is what the model computes in: with "bfloat16" it learns through
+    `device` defaults to a GPU if there is one, and to the CPU for built-in agents: they are too small to gain, and give
+    the same results everywhere. `dtype` is what the model computes in: with "bfloat16" it learns through
     float32 master weights. `attention`: one of transformers' implementations ("sdpa", "eager", "flash_attention_2", …).
     `gradient_checkpointing` keeps fewer activations and computes them twice. `lora`: settings of peft's LoraConfig, or
     True for r = 16 on every linear layer; only the adapters learn. `template`: keywords of the chat template, such as
@@ -431,9 +432,10 @@ def load_agent(
     Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be had, ValueError for a model
     or an option that cannot be used, ModuleNotFoundError for a missing extra.
     """
-    where, is_local = _locate(source)
+    where, is_local = locate(source)
     sampler = _engine(engine, engine_options)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() and _built_in(source) is None else "cpu"
     options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
     model, tokenizer = _read(source, where, is_local, _dtype(dtype), attention, options)
     name = name or Path(str(source)).name
@@ -537,7 +539,7 @@ def _built_in(source: str | Path) -> Path | None:
     return folder if isinstance(source, str) and source and (folder / "config.json").exists() else None
 
 
-def _locate(source: str | Path) -> tuple[str, bool]:
+def locate(source: str | Path) -> tuple[str, bool]:
     """The path or hub id to load from, and whether it is local."""
     if (built_in := _built_in(source)) is not None:
         return str(built_in), True

@@ -163,7 +163,7 @@ def sweep(grid: str, out: str | None, dry_run: bool, quiet: bool, **options) -> 
 @click.option("--seed", default=0, show_default=True)
 @click.option("--out", default=None, help="Folder; default: in reports/runs/, named after the settings.")
 @click.option("--dtype", default="float32", show_default=True, help="Of the weights: float32, bfloat16, float16.")
-@click.option("--device", default=None, help="Default: a GPU if there is one.")
+@click.option("--device", default=None, help="Default: a GPU if there is one; the CPU for built-in agents.")
 def evaluate(agents, sets, k, samples, temperature, max_new_tokens, batch, limit, seed, out, dtype, device) -> None:
     """Evaluate agents on test sets and print a table.
 
@@ -184,6 +184,52 @@ def evaluate(agents, sets, k, samples, temperature, max_new_tokens, batch, limit
             out = f"reports/runs/{told}-{mark}"
         board = evaluate_sets(agents, names, out, **how, batch_size=batch, seed=seed, dtype=dtype, device=device)
     click.echo(f"\n{board.to_markdown()}\n{out}: eval.json, eval.md, eval.csv, answers/")
+
+
+@main.group()
+def export() -> None:
+    """Hand a run on to other programs."""
+
+
+@export.command("verl")
+@click.argument("out", type=click.Path(file_okay=False))
+@click.option(
+    "-p",
+    "parameters",
+    nargs=2,
+    multiple=True,
+    metavar="NAME VALUE",
+    help="A parameter as of `run`, or a setting of Config.",
+)
+@click.option("--run", "folder", default=None, metavar="FOLDER", help="Take all of it from this run; -p wins.")
+@click.option("--pair", default=None, help="The paper's settings for this pair of models; -p wins.")
+@click.option("--template", default="{}", metavar="JSON", help="For chat templates: '{\"enable_thinking\": false}'.")
+@click.option("--gpus", default=8, show_default=True, help="GPUs of each machine.")
+@click.option("--nodes", default=1, show_default=True, help="Machines.")
+@click.option(
+    "--max-prompt-tokens", type=int, default=None, help="Default: the longest prompt, if it can be measured here."
+)
+def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt_tokens) -> None:
+    """Write the folder OUT, with which the authors' HACPO recipe on verl makes this run.
+
+    OUT/launch.sh starts it there, OUT/mapping.md says what became of every setting.
+
+    Example: hacpo-kit export verl for-verl --pair "qwen3-1.7b-base + qwen3-4b-base" -p problems math.jsonl -p steps 58
+    -p agents Qwen/Qwen3-1.7B-Base,Qwen/Qwen3-4B-Base
+    """
+    with _readable_errors():
+        from hacpo_kit import export
+        from hacpo_kit.config import coerce
+
+        if folder is not None and pair is not None:
+            raise ValueError("--run and --pair: give one of them")
+        values = dict(parameters)
+        given = export.of_run(folder, values) if folder is not None else export.of_parameters(values, pair)
+        more = {"gpus": gpus, "nodes": nodes, "max_prompt_tokens": max_prompt_tokens}
+        notes = export.export_verl(out=out, **given, **more, template=coerce("template", template, dict))
+    click.echo(
+        "".join(f"note      {note}\n" for note in notes) + f"launch    {out}/launch.sh\nmapping   {out}/mapping.md"
+    )
 
 
 class _readable_errors:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = PROJECT / "notebooks"
+TRAINED_IN = ("float32", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Experiment:
     lr: float = 1e-4
     minibatch: int = 128  # rollouts in one optimiser update
     max_new_tokens: int = 32
+    dtype: str = "float32"  # what the models compute in: "float32", or "bfloat16" with float32 master weights
     seed: int = 0
     eval_every: int = 4
     eval_k: int = 1
@@ -85,17 +87,28 @@ class Experiment:
         """All parameters, the other settings of Config among them by their own names."""
         return {**{f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}, **self.settings}
 
+    def sources(self) -> str | list[str]:
+        """The agents as `load_agents` takes them: a built-in set, or a list."""
+        from hacpo_kit.agents import built_in_sets
+
+        names = [name for a in self.agents.split(",") if (name := a.strip())]
+        return names[0] if len(names) == 1 and names[0] in built_in_sets() else names
+
+    def problem_set(self) -> Problems:
+        """What the agents are trained on."""
+        return load_problems(self.problems, split="train" if self.problems in ARITHMETIC_SETS else None)
+
+    def test_set(self) -> Problems:
+        """What they are evaluated on."""
+        return _test_set(self.test, self.test_size)
+
     def run(self, **options: Any) -> Run:
         """Trains, or goes on where the run folder stands; `options` as in `train`."""
-        from hacpo_kit.agents import built_in_sets, load_agents
+        from hacpo_kit.agents import load_agents
         from hacpo_kit.training import train
 
         config = self.config()  # bad settings are refused before anything is loaded
-        names = [name for a in self.agents.split(",") if (name := a.strip())]
-        agents = load_agents(names[0] if len(names) == 1 and names[0] in built_in_sets() else names)
-        made = self.problems in ARITHMETIC_SETS
-        problems = load_problems(self.problems, split="train") if made else load_problems(self.problems)
-        test = _test_set(self.test, self.test_size)
+        agents, problems, test = load_agents(self.sources(), dtype=self.dtype), self.problem_set(), self.test_set()
         further = [name for t in self.tests.split(",") if (name := t.strip())]
         names = [Path(t).stem for t in further]
         if len(set(names)) < len(names):
@@ -141,6 +154,8 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     for name in ("steps", "test_size", "eval_every", "eval_k", "save_every"):
         if getattr(experiment, name) < 1:
             raise ValueError(f"{name}={getattr(experiment, name)}: it must be at least 1")
+    if experiment.dtype not in TRAINED_IN:
+        raise ValueError(f"dtype={experiment.dtype!r}: a model trains in one of {', '.join(TRAINED_IN)}")
     experiment.config()
     return experiment
 

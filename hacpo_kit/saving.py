@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.metadata
 import json
 import platform
@@ -161,10 +162,9 @@ def _restore_agent(agent: Agent, folder: Path, entry: Mapping[str, Any]) -> None
     agent.weights_version += 1
     agent.reference = None
     if (folder / "references" / agent.name).exists():
-        agent.reference = (
-            type(agent.model)(agent.model.config).to(agent.device, agent.model.dtype).requires_grad_(False)
-        )
-        _load_weights(agent.reference.eval(), folder / "references" / agent.name)
+        # a copy, not a new model cast to its dtype: that would also round the float32 frequencies of rotary positions
+        agent.reference = copy.deepcopy(agent.model).requires_grad_(False)
+        _load_weights(agent.reference, folder / "references" / agent.name)
     tensors = load_file(folder / "optimizers" / f"{agent.name}.safetensors")
     agent.optimizer = None
     if tensors:

@@ -263,7 +263,8 @@ def _changed(config: Config, wanted: Config | None, problems: Problems, folder: 
 def _scores(agents, test, k: int, config: Config, reward_function, progress: bool) -> dict[str, dict[str, float]]:
     """Test scores of every agent; a score that is no number, since nothing was scorable, is absent."""
     settings = dict(max_new_tokens=config.max_new_tokens, reward_function=reward_function, progress=progress)
-    result = evaluate(agents, test, k, seed=config.seed, **settings)
+    # as many answers at once as in training: what fits there fits here
+    result = evaluate(agents, test, k, seed=config.seed, batch_size=config.rollout_batch, **settings)
     return {
         name: {m: v for m, v in values.items() if m.startswith(("avg@", "best@")) and not math.isnan(v)}
         for name, values in result.agents.items()

@@ -367,6 +367,12 @@ def test_float16_samples_but_does_not_learn():
         agent.prepare_update(hk.Config())
 
 
+def test_built_in_agents_stay_on_the_cpu_unless_told(monkeypatch):
+    """The course gives the same results on a machine with a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert hk.load_agent("qwen3-sums").device.type == "cpu"
+
+
 def test_built_in_agents_can_lie_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HACPO_KIT_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"no built-in agents at .*set HACPO_KIT_DATA"):

@@ -38,7 +38,7 @@ def test_one_answer_is_greedy(llama, problems):
     result = hk.evaluate(llama, problems[:4], progress=False)
     prompts = [llama.encode_prompt(p.prompt) for p in problems[:4]]
     greedy = engine.sample(llama, prompts, temperature=0.0, max_new_tokens=32, seed=0)
-    assert [r.token_ids for r in result.answers] == [ids for ids, _ in greedy]
+    assert [r.token_ids for r in result.answers] == [answer.ids for answer in greedy]
     again = hk.evaluate([llama], problems[:4], seed=5, progress=False)  # no chance in it
     assert [r.text for r in again.answers] == [r.text for r in result.answers]
     right = [boxed_math(r.text, p.gold).reward for r, p in zip(result.answers, problems[:4], strict=True)]

@@ -71,6 +71,7 @@ def test_text_from_papermill_becomes_what_the_parameter_takes():
         ({"delta": 2}, "delta=2.0: it must be between 0 and 1"),
         ({"steps": 0}, "steps=0: it must be at least 1"),
         ({"lr": float("nan")}, "lr is NaN"),
+        ({"dtype": "float16"}, "dtype='float16': a model trains in one of float32, bfloat16, float64"),
     ],
 )
 def test_wrong_parameters_are_named(given, message):

