@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hacpo_kit.config import Config, did_you_mean
+from hacpo_kit.engines import ENGINES
 from hacpo_kit.engines import transformers as transformers_engine
 from hacpo_kit.lora import add_adapter, has_adapter, merged_state
 from hacpo_kit.optimizers import MasterAdamW
@@ -470,8 +471,7 @@ def _engine(name: str, options: Mapping[str, Any] | None):
 
         return VLLM(**(options or {}))
     if name != "transformers":
-        near = did_you_mean(name, ("transformers", "vllm"))
-        raise ValueError(f"unknown engine {name!r}{near}; there are transformers and vllm")
+        raise ValueError(f"unknown engine {name!r}{did_you_mean(name, ENGINES)}; there are {' and '.join(ENGINES)}")
     if options:
         raise ValueError(
             f"engine_options={dict(options)} are those of engine='vllm'; this engine is transformers: use None"

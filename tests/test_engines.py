@@ -166,6 +166,7 @@ def test_what_vllm_would_change_or_cut_without_an_error_is_refused(agent, stand_
     assert not stand_in.started
 
 
+@pytest.mark.filterwarnings("ignore:.*were cut at 4 tokens", "ignore:.*samples from another distribution")
 def test_weights_are_copied_when_they_have_changed_and_only_then(agent, stand_in):
     for _ in range(2):
         agent.engine.sample(agent, [(1, 2)], **GREEDY)
