@@ -79,9 +79,7 @@ def synchronising(agent: hk.Agent, problems, new_tokens: int, repeats: int) -> d
     capability, copies, steps, gaps = hk.Capability(), [], [], []
     for _ in range(repeats):
         start = time.perf_counter()
-        result = hk.training.step(
-            agent, problems, capability, config
-        )  # its rollout copies what the last update changed
+        result = hk.step(agent, problems, capability, config)  # its rollout copies what the last update changed
         steps.append(time.perf_counter() - start)
         capability = result.capability
         gaps.append({k: v for k, v in result.metrics["agents"][agent.name].items() if k.startswith("engine_gap")})
