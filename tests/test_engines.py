@@ -145,12 +145,23 @@ def test_options_replace_what_is_usual(stand_in):
     settings = stand_in.started[-1].settings
     assert (settings["dtype"], settings["max_num_seqs"], settings["max_model_len"]) == ("bfloat16", 9, agent.max_length)
     assert settings["enforce_eager"] is True and "gpu_memory_utilization" not in settings
+    # 9 answers of 256 tokens: keys and values of 3 layers, 3 heads of 32, 4 bytes each
+    assert settings["kv_cache_memory_bytes"] == 9 * 256 * 2 * 3 * 3 * 32 * 4
     stand_in.cpu = False
     for options, share in (({}, 0.3), ({"gpu_memory_utilization": 0.5}, 0.5), ({"kv_cache_memory_bytes": 10}, None)):
         agent = hk.load_agent("qwen3-sums", device="cpu", engine="vllm", engine_options=options)
         agent.engine.sample(agent, [(1, 2)], **GREEDY)
         assert stand_in.started[-1].settings.get("gpu_memory_utilization") == share
         assert "enforce_eager" not in stand_in.started[-1].settings
+
+
+def test_an_agent_on_another_gpu_than_the_first_is_refused(agent, stand_in, monkeypatch):
+    monkeypatch.setattr(hk.Agent, "device", property(lambda self: torch.device("cuda:1")))
+    with pytest.raises(
+        ValueError, match=r"agent 'qwen3-sums' is on cuda:1, but vLLM in this process works on the first GPU"
+    ):
+        agent.engine.sample(agent, [(1, 2)], **GREEDY)
+    assert not stand_in.started
 
 
 def test_what_vllm_would_change_or_cut_without_an_error_is_refused(agent, stand_in):

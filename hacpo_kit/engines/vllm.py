@@ -7,7 +7,8 @@ Facts of vLLM that this module is built around:
 - what it keeps of earlier prompts (prefix cache) belongs to the weights that computed it and is dropped with them;
 - its engines share state of the process that goes with the first one to close: they close together and start when needed;
 - it seeds and uses the process's random generators and takes `torch.set_num_threads` away: all is put back;
-- its sleep mode needs a GPU and serves one engine in a process.
+- its sleep mode needs a GPU and serves one engine in a process;
+- in a process with several GPUs it works on the first.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 # what a caller may set, by vLLM's own names; everything else is stated here or follows from the agent
 OPTIONS = {
     "gpu_memory_utilization": "share of the GPU's memory for weights and cache together (0.3)",
-    "kv_cache_memory_bytes": "size of the cache alone, in place of a share (on a CPU: 1 GiB)",
+    "kv_cache_memory_bytes": "size of the cache alone, in place of a share (on a CPU: what max_num_seqs need, at most 1 GiB)",
     "max_model_len": "longest prompt and answer together, in tokens (the model's own)",
     "max_num_seqs": "answers computed at once; others wait (256)",
     "max_num_batched_tokens": "tokens computed at once (vLLM's choice)",
@@ -170,6 +171,11 @@ class VLLM:
             name = "another agent, now gone" if served is None else f"agent {served.name!r}"
             raise ValueError(f"this engine has the weights of {name}; agent {agent.name!r} needs one of its own")
         self._served = weakref.ref(agent)
+        if agent.device.type == "cuda" and agent.device.index:
+            raise ValueError(
+                f"agent {agent.name!r} is on {agent.device}, but vLLM in this process works on the first GPU it sees; give each "
+                "agent a process with its own GPU (CUDA_VISIBLE_DEVICES), or use engine='transformers'"
+            )
         low, high = TEMPERATURES
         if temperature and not low <= temperature <= high:
             raise ValueError(
@@ -199,23 +205,27 @@ class VLLM:
         if _unused & set(_running):
             _close_all()
         LLM, _, platform = _vllm()
-        on_cpu = platform.is_cpu()
         self._can_sleep = self.options.get("enable_sleep_mode", platform.is_sleep_mode_available() and not _running)
-        usual = {
+        settings = {
             "dtype": str(agent.model.dtype).removeprefix("torch."),
             "max_model_len": agent.max_length,
             "max_num_seqs": 256,
             "enable_prefix_caching": True,
-            **({"enforce_eager": True, "kv_cache_memory_bytes": GIB} if on_cpu else {"gpu_memory_utilization": 0.3}),
+            **({"enforce_eager": True} if platform.is_cpu() else {}),
+            **self.options,
+            "enable_sleep_mode": self._can_sleep,
         }
-        if "kv_cache_memory_bytes" in self.options:
-            usual.pop("gpu_memory_utilization", None)
+        if platform.is_cpu():  # where a share would be one of all memory
+            wanted = settings["max_num_seqs"] * settings["max_model_len"] * _cache_bytes(agent)
+            settings.setdefault("kv_cache_memory_bytes", min(GIB, wanted))
+        elif "kv_cache_memory_bytes" not in settings:
+            settings.setdefault("gpu_memory_utilization", 0.3)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of vLLM about PyTorch
             _plain_config(agent).save_pretrained(folder)
             _running[self._key] = LLM(
                 folder,
-                **{**usual, **self.options, "enable_sleep_mode": self._can_sleep},
+                **settings,
                 load_format="dummy",  # the weights come from the agent
                 skip_tokenizer_init=True,  # tokens in, tokens out
                 generation_config="vllm",  # none of a checkpoint's sampling defaults
@@ -272,6 +282,15 @@ def _plain_config(agent: Agent) -> Any:
     config = deepcopy(model.config)
     config.architectures = [type(model).__name__]  # a model made in memory does not say
     return config
+
+
+def _cache_bytes(agent: Agent) -> int:
+    """What one token takes in the cache: keys and values of every layer, in the agent's precision."""
+    config = agent.model.config.get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads = getattr(config, "num_key_value_heads", None) or heads
+    return 2 * config.num_hidden_layers * heads * width * agent.model.dtype.itemsize
 
 
 def _vllm() -> tuple[Any, Any, Any]:
