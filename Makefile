@@ -22,9 +22,10 @@ demo: $(READY)
 	$(BIN)/hacpo-kit run 00_quickstart --name demo
 	@echo "Open reports/runs/demo.html in a browser."
 
-# the tests; then the notebooks, two at a time: as they are stored, through papermill, and run with every output compared
+# the tests, two files at a time; then the notebooks: as they are stored, through papermill, and run with every output compared
 test: $(READY) lint
-	$(BIN)/python -m pytest --ignore tests/test_notebooks.py --ignore tests/test_exercises.py
+	$(BIN)/python -m pytest --ignore tests/test_notebooks.py --ignore tests/test_exercises.py \
+		-n 2 --dist loadfile --no-loadscope-reorder --durations 5
 	$(SAME) $(BIN)/python -m pytest $$($(SAME) $(BIN)/python tests/numerics.py) --nbval-sanitize-with tests/nbval.cfg \
 		-n 2 --dist loadfile --durations 5 tests/test_notebooks.py tests/test_exercises.py $(NOTEBOOKS)
 

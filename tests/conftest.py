@@ -6,10 +6,12 @@ import os
 from functools import cache
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported: no test asks a network
+os.environ["OMP_NUM_THREADS"] = "1"  # as below, in the processes and kernels that tests start
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -18,6 +20,23 @@ from hacpo_kit.engines import transformers as engine
 from hacpo_kit.engines import until_end
 
 torch.set_num_threads(1)  # sums in one order, so the same bits every time
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others work here too
+settings.load_profile("tests")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadfile` a file stays in one worker, as its tests share slow fixtures; the browser's files share a server."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # the mark xdist_group would say the same, but pytest 9.2 does not hear it
+        def _split_scope(self, nodeid):
+            return "tests/browser" if nodeid.startswith("tests/browser/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
+
 
 LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}  # large weights: positions must matter

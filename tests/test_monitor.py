@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 import warnings
 from html.parser import HTMLParser
 
@@ -330,7 +329,8 @@ def test_start_while_running_and_a_withdrawn_pause_change_nothing(tmp_path):
 
 
 def test_an_interrupt_of_the_waiting_leaves_the_training_alone(tmp_path):
-    monitor = scripted(tmp_path / "run", steps=2, step_1=lambda m: time.sleep(0.5))
+    gate = threading.Event()
+    monitor = scripted(tmp_path / "run", steps=2, step_1=lambda m: gate.wait(30))
     monitor.start()
 
     def interrupted(timeout=None):
@@ -340,6 +340,7 @@ def test_an_interrupt_of_the_waiting_leaves_the_training_alone(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         monitor.wait()
     assert monitor.running
+    gate.set()
     monitor._thread.join = join
     assert monitor.wait(120).state.step == 2
 

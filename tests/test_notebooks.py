@@ -5,6 +5,7 @@
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -26,9 +27,9 @@ SMALL: dict[str, dict] = {
     "05_one_update": {"held_out": 40},
     "06_experiment": {"steps": 2, "prompts_per_step": 8, "n": 4, "test_size": 20},
     "07_compare": {"margin": 0.02},
-    "08_theory": {"repeats": 50_000},
+    "08_theory": {"repeats": 20_000, "steps": 3, "prompts_per_step": 12},
     "09_three_agents": {"steps": 3},
-    "10_when_sharing_hurts": {"steps": 6},
+    "10_when_sharing_hurts": {"steps": 4},
     "11_explorer": {"steps": 2, "problems_per_step": 16},
     "12_monitor": {"prompts_per_step": 8, "test_size": 20},
 }
@@ -97,29 +98,47 @@ def test_readme_and_course_name_the_same_notebooks():
     assert re.findall(r"^\| \[\w+\]\(notebooks/(\w+\.ipynb)\)", text, re.M) == [p.name for p in COURSE]
 
 
+@cache
+def executed(path, folder):
+    """Where papermill has written the notebook, run with its small parameters."""
+    given, out = SMALL[path.stem], Path(folder) / path.name
+    if path.stem == "06_experiment":
+        given = {**given, "out": str(out.with_suffix(""))}
+    papermill.execute_notebook(str(path), str(out), parameters=given, cwd=str(path.parent), progress_bar=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """run(path): the notebook as papermill has executed it, once however many tests look at it."""
+    folder = str(tmp_path_factory.mktemp("papermill"))
+    return lambda path: executed(path, folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [p for p in COURSE if p.stem in SMALL], ids=stem)
-def test_papermill_runs_every_notebook_and_its_page_shows_every_figure(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    given = {**SMALL[path.stem]}
-    if path.stem == "06_experiment":
-        given["out"] = str(tmp_path / "run")
-    done = papermill.execute_notebook(
-        str(path),
-        str(tmp_path / path.name),
-        parameters=given,
-        cwd=str(path.parent),
-        progress_bar=False,
-        log_output=False,
-    )
+def test_papermill_runs_every_notebook_and_its_page_shows_every_figure(path, run, tmp_path):
+    done = nbformat.read(run(path), as_version=4)
     assert [c for c in done.cells if "injected-parameters" in c.metadata.get("tags", [])]
     assert not [o for o in outputs(done) if "application/vnd.jupyter.widget-view+json" in o.get("data", {})]
     figures = sum("image/png" in o.get("data", {}) for o in outputs(done))
-    write_html(tmp_path / path.name, tmp_path / "page.html")
+    write_html(run(path), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert figures >= 1 and len(re.findall(r"<img[^>]+data:image/png;base64,", page)) == figures
     assert len(page.encode()) < 6_000_000
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["'](https?:)?//""", page), "the page asks a network"
+
+
+@pytest.mark.slow
+def test_the_claims_of_the_theory_notebook_hold(run):
+    """Three numbers that the text of the notebook rests on, read from what it printed."""
+    done = nbformat.read(run(ROOT / "notebooks" / "08_theory.ipynb"), as_version=4)
+    text = "".join(o.text for o in outputs(done) if o.get("name") == "stdout")
+    extra = re.search(r"K = 5: one more right answer .* \+ ([\d.]+) \(1/\(2KM\) = ([\d.]+)\)", text)
+    assert float(extra[1]) == pytest.approx(float(extra[2]), rel=0.1)
+    naive = re.search(r"llama-differences, naive: own with foreign ([+-][\d.]+)", text)
+    assert float(naive[1]) < 0
+    assert re.search(r"tiny-state-pair, own with foreign, all answers: 6 of 6 cosines above 0", text)
 
 
 def test_every_notebook_of_the_course_is_run_with_papermill():

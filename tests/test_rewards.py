@@ -185,10 +185,10 @@ def test_last_box_takes_any_text(text):
 
 
 def test_last_box_is_linear():
-    began = time.perf_counter()
+    began = time.process_time()  # its own work: what else the machine does, does not count
     for text in (r"\boxed{" * 40_000, r"\boxed" * 40_000, r"\boxed" + " " * 240_000, r"\boxed{" + "{" * 240_000):
         assert last_box(text) is None
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 # ---------------------------------------------------------------------------------------------- many at once
@@ -206,9 +206,9 @@ def test_order_and_duplicates(monkeypatch):
 def test_integers_need_no_worker(monkeypatch):
     monkeypatch.setattr(rewards, "_verify", None)
     pairs = [("thinking " * 500 + rf"\boxed{{{i % 97:,}}}", str(i % 89)) for i in range(512)] + [("none", "5")]
-    began = time.perf_counter()
+    began = time.process_time()
     verdicts = score(pairs)
-    assert time.perf_counter() - began < 0.1
+    assert time.process_time() - began < 0.1
     assert [v.reward for v in verdicts] == [float(i % 97 == i % 89) for i in range(512)] + [0.0]
     assert verdicts[-1].status == "no_answer"
 

@@ -470,6 +470,7 @@ def test_a_second_process_on_one_run_is_refused(tmp_path):
     folder = tmp_path / "run"
     process = start(folder)
     wait_for(lambda: len(read_lines(folder / "metrics.jsonl")) > 1, process)
+    process.send_signal(signal.SIGSTOP)  # at work however slow this process is
     with pytest.raises(ValueError, match="another process is at work on run"):
         hk.train(agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, **OPTIONS)
     process.send_signal(signal.SIGKILL)

@@ -173,8 +173,7 @@ def wait_idle(page: Page) -> None:
 def run_all(page: Page) -> None:
     """Runs all cells and waits for the last one."""
     menu(page, "Run", "Run All Cells")
-    page.wait_for_timeout(300)  # the kernel is busy only once the first cell has reached it
-    wait_idle(page)
+    page.wait_for_timeout(300)  # the cells wait only once the first one has reached the kernel
     # the status bar says idle between two cells too
     waiting = "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))"
     page.wait_for_function(waiting, timeout=4 * PATIENCE)
