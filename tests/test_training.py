@@ -72,9 +72,10 @@ def test_the_run_folder_holds_what_a_reader_needs(undisturbed):
     assert len(frame) == 14 and {"step", "agent", "reward", "capability", "avg@1"} <= set(frame.columns)
 
 
-def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agent, tmp_path):
-    """With a second run that has a KL and something left out, so that every name occurs."""
+def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agent, reporting_engine):
+    """With a second run that has a KL, something left out and an engine with log-probs, so that every name occurs."""
     odd = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
+    odd[0].engine = reporting_engine(0)
     config = CONFIG.replace(beta=0.1, rest_when_solved=True)
     run = hk.train(odd, problems("train", 20), config, 1, test=problems("test", 3),
                    tests={"sums": hk.load_problems("sums", split="test", size=2)}, eval_k=2, progress="off")  # fmt: skip
