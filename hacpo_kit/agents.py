@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hacpo_kit.config import Config, did_you_mean
+from hacpo_kit.engines import ENGINES
 from hacpo_kit.engines import transformers as transformers_engine
 from hacpo_kit.hub import hub_options
 from hacpo_kit.lora import add_adapter, has_adapter, merged_state
@@ -455,6 +456,8 @@ def load_agent(
     template: Mapping[str, Any] | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    engine: str = "transformers",
+    engine_options: Mapping[str, Any] | None = None,
 ) -> Agent:
     """One agent from a built-in name, a local folder or a model hub id, in that order; safetensors only.
 
@@ -463,13 +466,15 @@ def load_agent(
     float32 master weights. `attention`: one of transformers' implementations ("sdpa", "eager", "flash_attention_2", …).
     `gradient_checkpointing` keeps fewer activations and computes them twice. `lora`: settings of peft's LoraConfig, or
     True for r = 16 on every linear layer; only the adapters learn. `offload`: what the agent does not need at the moment
-    (weights, optimiser, reference) rests in host memory, so that several agents can share one device. `template`: keywords
-    of the chat template, such as {"enable_thinking": False}.
+    (weights, optimiser, reference, the engine's memory) rests in host memory, so that several agents can share one device.
+    `template`: keywords of the chat template, such as {"enable_thinking": False}. `engine`: what samples, "transformers" or
+    "vllm", the latter with `engine_options` (`hacpo_kit.engines.vllm.OPTIONS`).
 
     Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be had, ValueError for a model
     or an option that cannot be used, ModuleNotFoundError for a missing extra.
     """
     where, is_local = locate(source)
+    sampler = _engine(engine, engine_options)
     if device is None:
         device = "cuda" if torch.cuda.is_available() and _built_in(source) is None else "cpu"
     from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds, and a misspelt name should not
@@ -497,7 +502,8 @@ def load_agent(
     given = {
         "device": str(device), "dtype": str(_dtype(dtype)).removeprefix("torch."), "attention": attention,
         "gradient_checkpointing": gradient_checkpointing, "lora": lora if isinstance(lora, bool | None) else dict(lora),
-        "revision": revision, "offload": offload,
+        "revision": revision, "engine": engine, "engine_options": dict(engine_options) if engine_options else None,
+        "offload": offload,
     }  # fmt: skip
     return Agent(
         model if offload else model.to(device),
@@ -508,8 +514,24 @@ def load_agent(
         # a folder is found again from any working directory
         origin=str(Path(where).resolve()) if is_local and _built_in(source) is None else str(source),
         loading=given,
+        engine=sampler,
         offload=device if offload else None,
     )
+
+
+def _engine(name: str, options: Mapping[str, Any] | None):
+    """What samples; None for transformers."""
+    if name == "vllm":
+        from hacpo_kit.engines.vllm import VLLM
+
+        return VLLM(**(options or {}))
+    if name != "transformers":
+        raise ValueError(f"unknown engine {name!r}{did_you_mean(name, ENGINES)}; there are {' and '.join(ENGINES)}")
+    if options:
+        raise ValueError(
+            f"engine_options={dict(options)} are those of engine='vllm'; this engine is transformers: use None"
+        )
+    return None
 
 
 def read_config(source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False):

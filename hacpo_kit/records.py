@@ -40,6 +40,7 @@ class Rollout:
     hazard: str = ""  # why the text cannot be exchanged: "lossy_text" or "control_token"
     reward: float | None = None  # None: not scored, or not scorable
     status: str = "unscored"
+    engine_logps: Float[np.ndarray, "token"] | None = None  # as the engine that sampled reports them; a diagnostic
 
     def mean_logp(self, count_eos: bool = True) -> float:
         """Mean log-probability over the rollout's own tokens (nats per token); NaN if no token is counted."""
@@ -154,6 +155,7 @@ class Pool:
             "distinct_answers": float(distinct["answers"].mean()),
             "equal_reward_prompts": equal,
             **{f"status_{status}": count / len(mine) for status, count in sorted(statuses.items())},
+            **engine_gap(mine),
         }
         return {name: value for name, value in out.items() if value is not None}
 
@@ -170,6 +172,15 @@ class Pool:
             for r in self.rollouts
         ]  # fmt: skip
         return pd.DataFrame(rows)
+
+
+def engine_gap(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """How far the engine's log-probs are from the trainer's, |Δ| over all tokens (nats); empty if no engine reported any."""
+    gaps = [np.abs(r.engine_logps - r.logps) for r in rollouts if r.engine_logps is not None]
+    if not gaps:
+        return {}
+    every = np.concatenate(gaps)
+    return {"engine_gap_mean": float(every.mean(dtype=np.float64)), "engine_gap_max": float(every.max())}
 
 
 def _equal_reward_share(rollouts: Sequence[Rollout]) -> float | None:
@@ -326,6 +337,7 @@ METRICS = {
     "distinct_answers": "mean number of different boxed answers among one problem's rollouts",
     "equal_reward_prompts": "share of problems whose rewards are all equal: alone, they teach nothing",
     "status_*": "share of the agent's rollouts with this verdict: correct, wrong, no_answer, timeout, error, unscorable",
+    "engine_gap_mean": "distance of the engine's log-probs from the trainer's, mean over tokens (nats; also _max); with vLLM",
     "updates": "optimiser updates of this step",
     "rollouts_used": "rollouts in the learner's mini-batches",
     "loss": "mean loss of the mini-batches; about zero on policy while its gradient is not",
