@@ -262,6 +262,7 @@ class StepStats:
     minibatches: tuple[MiniBatch, ...]
     left_out: Mapping[str, int]
     sources: tuple[str, ...]  # source of each rollout of the pool, so that index → source
+    moved: Mapping[str, float] = field(default_factory=dict)  # what moving idle parts cost since the last update
 
     def __repr__(self) -> str:
         used = sum(len(mb.index) for mb in self.minibatches)
@@ -291,7 +292,7 @@ class StepStats:
     def metrics(self) -> dict[str, float]:
         """Numbers of the whole update; names as in `METRICS`."""
         if not self.minibatches:
-            return {"updates": 0, **{f"left_out_{k}": v for k, v in self.left_out.items()}}
+            return {"updates": 0, **{f"left_out_{k}": v for k, v in self.left_out.items()}, **self.moved}
         mbs = self.minibatches
         columns = ("own", "ratio", "clipped", "weights")
         own, ratio, clipped, weights = (np.concatenate([getattr(mb, k) for mb in mbs]) for k in columns)
@@ -312,7 +313,7 @@ class StepStats:
         if (~own).any():
             out["foreign_weight"] = weights[~own].mean()
         out |= {f"left_out_{reason}": count for reason, count in self.left_out.items()}
-        return {k: float(v) for k, v in out.items()}
+        return {k: float(v) for k, v in {**out, **self.moved}.items()}
 
 
 # Names in metrics.jsonl. A test holds that every emitted metric stands here and every one here is emitted.
@@ -348,6 +349,8 @@ METRICS = {
     "clip_own_low": "share of own rollouts so low in ratio that they give no gradient (also _high); grpo: with a clipped token",
     "clip_foreign_low": "share of foreign rollouts below the band (also clip_foreign_high)",
     "foreign_weight": "mean ω(source, learner) over the foreign rollouts used",
+    "bytes_moved": "between device and host since the last update, both ways (bytes); only with offload",
+    "seconds_moving": "time of these moves (s); only with offload",
     "rested": "share of problems that the learner solved in all its rollouts, so that others teach it nothing; rest_when_solved",
     "left_out_*": "rollouts not used by this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
     "avg@k": "evaluation: mean reward over k answers to each test problem (k written as its number)",

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from hacpo_kit.agents import Agent, as_list, microbatches
 from hacpo_kit.engines import Answer
+from hacpo_kit.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.records import Pool, Rollout, derive_seed, engine_gap
 
 if TYPE_CHECKING:
@@ -109,17 +110,21 @@ def sample_batches(
                 f"{agent.max_length} positions of agent {agent.name!r}; shorten one of them"
             )
     rows = [(i, k) for i in range(len(problems)) for k in range(n)]
-    for start in range(skip * batch_size, len(rows), batch_size):
-        chunk = rows[start : start + batch_size]
-        answers = agent.engine.sample(
-            agent,
-            [prompts[i] for i, _ in chunk],
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
-        )
-        given = zip(chunk, answers, strict=True)
-        yield [_record(agent, problems[i].id, k, prompts[i], answer) for (i, k), answer in given]
+    with agent.awake("engine"):
+        for start in range(skip * batch_size, len(rows), batch_size):
+            chunk = rows[start : start + batch_size]
+            doing = f"sampling {len(chunk)} answers at once"
+            remedy = f"sample fewer: rollout_batch={-(-len(chunk) // 2)} (batch_size where no Config is used, --batch)"
+            with out_of_memory(agent, doing, remedy if len(chunk) > 1 else "give a smaller max_new_tokens"):
+                answers = agent.engine.sample(
+                    agent,
+                    [prompts[i] for i, _ in chunk],
+                    temperature=temperature,
+                    max_new_tokens=max_new_tokens,
+                    seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
+                )
+            given = zip(chunk, answers, strict=True)
+            yield [_record(agent, problems[i].id, k, prompts[i], answer) for (i, k), answer in given]
 
 
 def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], answer: Answer) -> Rollout:
@@ -143,12 +148,13 @@ def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, toke
     """
     logps: list[np.ndarray | None] = [None] * len(rollouts)
     prompts, responses = [r.prompt_ids for r in rollouts], [r.token_ids for r in rollouts]
-    for rows in microbatches(prompts, responses, tokens):
-        with torch.no_grad():
-            some = ([p[i] for i in rows] for p in (prompts, responses))
-            values, _ = agent.logprobs(*some, temperature=temperature)
-        for i, row in zip(rows, values.cpu().numpy(), strict=True):
-            logps[i] = row[: len(responses[i])].copy()
+    with agent.awake("weights"), torch.no_grad():
+        for rows in microbatches(prompts, responses, tokens):
+            some = [[p[i] for i in rows] for p in (prompts, responses)]
+            with out_of_memory(agent, f"scoring {told(*some)}", smaller_passes(rows, tokens)):
+                values = agent.logprobs(*some, temperature=temperature)[0].cpu().numpy()
+            for i, row in zip(rows, values, strict=True):
+                logps[i] = row[: len(responses[i])].copy()
     scored = [replace(r, logps=v) for r, v in zip(rollouts, logps, strict=True)]
     bad = [f"{r.problem}/{r.sample}" for r in scored if not np.isfinite(r.logps).all()]
     if bad:
