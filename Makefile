@@ -8,7 +8,7 @@ SAME := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_
 	NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX" HF_HUB_OFFLINE=1
 NOTEBOOKS := $(wildcard notebooks/*.ipynb notebooks/exercises/*.ipynb)
 
-.PHONY: demo test lab lint setup notebooks study bench
+.PHONY: demo test test-vllm setup-vllm lab lint setup notebooks study bench
 
 setup: $(READY)
 
@@ -28,6 +28,20 @@ test: $(READY) lint
 		-n 2 --dist loadfile --no-loadscope-reorder --durations 5
 	$(SAME) $(BIN)/python -m pytest $$($(SAME) $(BIN)/python tests/numerics.py) --nbval-sanitize-with tests/nbval.cfg \
 		-n 2 --dist loadfile --durations 5 tests/test_notebooks.py tests/test_exercises.py $(NOTEBOOKS)
+
+# the vLLM engine on a CPU, in an environment of its own: vLLM brings its own versions of much
+VLLM := .venv-vllm/bin
+
+setup-vllm: .venv-vllm/.ready
+
+.venv-vllm/.ready: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r constraints-vllm.txt
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+test-vllm: setup-vllm
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/vllm
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,8 +17,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hacpo_kit.config import Config, did_you_mean
+from hacpo_kit.engines import ENGINES
 from hacpo_kit.engines import transformers as transformers_engine
+from hacpo_kit.hub import hub_options
 from hacpo_kit.lora import add_adapter, has_adapter, merged_state
+from hacpo_kit.memory import check_room
+from hacpo_kit.offload import Offload
 from hacpo_kit.optimizers import MasterAdamW
 from hacpo_kit.records import derive_seed
 
@@ -47,23 +51,20 @@ class Agent:
         origin: str | None = None,
         loading: Mapping[str, Any] | None = None,
         engine=None,
+        offload: str | torch.device | None = None,
     ):
         """Wraps a causal language model and its tokenizer.
 
         `origin` and `loading` say where the model came from and with which options of `load_agent`, so that a run can
-        load it again. `engine` samples in place of transformers (see `hacpo_kit.engines`).
+        load it again. `engine` samples in place of transformers (see `hacpo_kit.engines`). `offload`: the device
+        to compute on, to which only those parts come that are at work; the others rest in host memory.
 
         `prompt_format`: "chat" uses the tokenizer's chat template (with the keywords in `template`, for example
         enable_thinking=False), "plain" gives the text as it is, "auto" takes chat if there is a template.
 
         Raises ValueError for a tokenizer without an end token, or "chat" without a template.
         """
-        if prompt_format not in ("auto", "chat", "plain"):
-            raise ValueError(f"prompt_format={prompt_format!r}: it takes 'auto', 'chat' or 'plain'")
-        if tokenizer.eos_token_id is None:
-            raise ValueError(f"the tokenizer of agent {name!r} has no end token; set tokenizer.eos_token first")
-        if prompt_format == "chat" and not tokenizer.chat_template:
-            raise ValueError(f"the tokenizer of agent {name!r} has no chat template; use prompt_format='plain'")
+        check_tokenizer(tokenizer, name, prompt_format)
         self.name, self.model, self.tokenizer, self.origin = name, model.eval(), tokenizer, origin
         self.chat = prompt_format == "chat" or (prompt_format == "auto" and bool(tokenizer.chat_template))
         self.template = dict(template or {})
@@ -74,6 +75,7 @@ class Agent:
         self.weights_version = 0  # grows with every change of the weights: an engine with a copy knows that it is old
         self.optimizer: MasterAdamW | None = None
         self.reference = None  # frozen copy of the initial policy, made by the first update with beta > 0
+        self.offload = None if offload is None else Offload(offload)
         self._stored_generation_config = model.generation_config
         # generate() fills every unset field from the model's stored sampling defaults; a neutral one has none to leak
         model.generation_config = transformers_engine.neutral_generation_config(self)
@@ -87,8 +89,23 @@ class Agent:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
-        return self.model.device
+        """Where the agent computes; its weights may rest elsewhere."""
+        return self.model.device if self.offload is None else self.offload.device
+
+    def awake(self, *parts: str) -> contextlib.AbstractContextManager:
+        """Holds parts on the device while a block runs, if the agent was loaded with `offload`; else they always lie there.
+
+        Parts: "weights", "optimizer", "reference" and "engine", which stands for what sampling needs. Blocks may be nested:
+        the outermost one that uses a part sends it back to the host, also when it ends with an error.
+        """
+        if self.offload is None:
+            return contextlib.nullcontext()
+        own = hasattr(self.engine, "sleep")  # an engine with a copy of the weights; others sample with the agent's
+        return self.offload.awake(self, *("weights" if part == "engine" and not own else part for part in parts))
+
+    def moved(self) -> dict[str, float]:
+        """What the moves between device and host have cost since the last call (bytes_moved, seconds_moving)."""
+        return {} if self.offload is None else self.offload.spent()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -198,7 +215,13 @@ class Agent:
         """Log-probability of every response token, log-softmax of logits / T in float32 (nats), and the mask of real tokens.
 
         Differentiable; the one scoring function for sources and learners. `model` defaults to the agent's own.
+        Raises RuntimeError while the weights rest in host memory.
         """
+        if self.offload is not None and not self.offload.users["weights"]:
+            raise RuntimeError(
+                f"the weights of agent {self.name!r} rest in host memory: with agent.awake('weights'): …, around all that "
+                "uses the result's gradient"
+            )
         model = self.model if model is None else model
         ids, attention, mask = (t.to(self.device) for t in align(prompts, responses, self.pad_id))
         width = mask.shape[1]
@@ -293,6 +316,22 @@ class Agent:
             for file in Path(temporary).iterdir():  # renamed when complete: no reader finds half a file
                 file.replace(folder / file.name)
         return folder
+
+
+def check_tokenizer(tokenizer, name: str, prompt_format: str) -> None:
+    """Raises ValueError for a tokenizer that no agent can use: without an end token, or without the template asked for."""
+    if prompt_format not in ("auto", "chat", "plain"):
+        raise ValueError(f"prompt_format={prompt_format!r}: it takes 'auto', 'chat' or 'plain'")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"the tokenizer of agent {name!r} has no end token, so no answer could end: set tokenizer.eos_token (to a token "
+            "that the model was trained to end with) and save the tokenizer into the model's folder"
+        )
+    if prompt_format == "chat" and not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of agent {name!r} has no chat template; use prompt_format='plain', or set tokenizer.chat_template "
+            "and save the tokenizer into the model's folder"
+        )
 
 
 def align(
@@ -451,10 +490,13 @@ def load_agent(
     attention: str | None = None,
     gradient_checkpointing: bool = False,
     lora: Mapping[str, Any] | bool | None = None,
+    offload: bool = False,
     prompt_format: str = "auto",
     template: Mapping[str, Any] | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    engine: str = "transformers",
+    engine_options: Mapping[str, Any] | None = None,
 ) -> Agent:
     """One agent from a built-in name, a local folder or a model hub id, in that order; safetensors only.
 
@@ -462,18 +504,34 @@ def load_agent(
     the same results everywhere. `dtype` is what the model computes in: with "bfloat16" it learns through
     float32 master weights. `attention`: one of transformers' implementations ("sdpa", "eager", "flash_attention_2", …).
     `gradient_checkpointing` keeps fewer activations and computes them twice. `lora`: settings of peft's LoraConfig, or
-    True for r = 16 on every linear layer; only the adapters learn. `template`: keywords of the chat template, such as
-    {"enable_thinking": False}.
+    True for r = 16 on every linear layer; only the adapters learn. `offload`: what the agent does not need at the moment
+    (weights, optimiser, reference, the engine's memory) rests in host memory, so that several agents can share one device.
+    `template`: keywords of the chat template, such as {"enable_thinking": False}. `engine`: what samples, "transformers" or
+    "vllm", the latter with `engine_options` (`hacpo_kit.engines.vllm.OPTIONS`).
 
     Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be had, ValueError for a model
     or an option that cannot be used, ModuleNotFoundError for a missing extra.
     """
     where, is_local = locate(source)
+    sampler = _engine(engine, engine_options)
     if device is None:
         device = "cuda" if torch.cuda.is_available() and _built_in(source) is None else "cpu"
-    options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
-    model, tokenizer = _read(source, where, is_local, _dtype(dtype), attention, options)
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds, and a misspelt name should not
+
     name = name or Path(str(source)).name
+    options = {"trust_remote_code": trust_remote_code, **({} if revision is None else {"revision": revision})}
+    options |= {} if is_local else _hub_options(source, revision)
+    with quiet():
+        tokenizer = _read(source, AutoTokenizer, where, **options)
+        check_tokenizer(tokenizer, name, prompt_format)  # before gigabytes are read
+        check_room(where, _dtype(dtype), "cpu" if offload else device, **options)
+        kind = {} if attention is None else {"attn_implementation": attention}
+        model = _read(source, AutoModelForCausalLM, where, dtype=_dtype(dtype), use_safetensors=True, **kind, **options)
+    if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
+        raise ValueError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows} embeddings; "
+            "call model.resize_token_embeddings and save it first"
+        )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     stored_generation_config = model.generation_config
@@ -483,10 +541,11 @@ def load_agent(
     given = {
         "device": str(device), "dtype": str(_dtype(dtype)).removeprefix("torch."), "attention": attention,
         "gradient_checkpointing": gradient_checkpointing, "lora": lora if isinstance(lora, bool | None) else dict(lora),
-        "revision": revision,
+        "revision": revision, "engine": engine, "engine_options": dict(engine_options) if engine_options else None,
+        "offload": offload,
     }  # fmt: skip
     return Agent(
-        model.to(device),
+        model if offload else model.to(device),
         tokenizer,
         name=name,
         prompt_format=prompt_format,
@@ -494,7 +553,33 @@ def load_agent(
         # a folder is found again from any working directory
         origin=str(Path(where).resolve()) if is_local and _built_in(source) is None else str(source),
         loading=given,
+        engine=sampler,
+        offload=device if offload else None,
     )
+
+
+def _engine(name: str, options: Mapping[str, Any] | None):
+    """What samples; None for transformers."""
+    if name == "vllm":
+        from hacpo_kit.engines.vllm import VLLM
+
+        return VLLM(**(options or {}))
+    if name != "transformers":
+        raise ValueError(f"unknown engine {name!r}{did_you_mean(name, ENGINES)}; there are {' and '.join(ENGINES)}")
+    if options:
+        raise ValueError(
+            f"engine_options={dict(options)} are those of engine='vllm'; this engine is transformers: use None"
+        )
+    return None
+
+
+def read_config(source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False):
+    """The transformers config of a built-in agent, a folder or a hub id; its weights are not touched."""
+    from transformers import AutoConfig
+
+    where, is_local = locate(source)
+    options = {} if is_local else _hub_options(source, revision)
+    return _read(source, AutoConfig, where, revision=revision, trust_remote_code=trust_remote_code, **options)
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -504,32 +589,22 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
     return found
 
 
-def _read(source, where: str, is_local: bool, dtype: torch.dtype, attention: str | None, options: Mapping[str, Any]):
-    """Model and tokenizer, from safetensors only."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    kind = {} if attention is None else {"attn_implementation": attention}
+def _hub_options(source: str | Path, revision: str | None) -> dict[str, Any]:
     try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(where, **options)
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True, **kind, **options)
+        return hub_options(str(source), revision)
     except OSError as error:
-        if is_local:
-            raise
-        raise OSError(
-            f"cannot load {source!r}: it is no built-in agent or set ({', '.join(built_in_names())}), no local folder, and the "
-            f"model hub gave: {error}"
-        ) from error
+        known = ", ".join(built_in_names())
+        raise OSError(f"cannot load {error}. It is no folder either, and no built-in agent or set ({known})") from None
+
+
+def _read(source, kind, where: str, **options):
+    """Tokenizer, config or model, from a folder or the hub."""
+    try:
+        return kind.from_pretrained(where, **options)
     except (ImportError, ValueError) as error:
-        if attention is None:
+        if (attention := options.get("attn_implementation")) is None:
             raise
         raise ValueError(f"{source}: attention={attention!r} cannot be used here: {error}") from error
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise ValueError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {model.get_input_embeddings().num_embeddings} "
-            "embeddings; call model.resize_token_embeddings and save it first"
-        )
-    return model, tokenizer
 
 
 @contextlib.contextmanager
@@ -566,8 +641,10 @@ def locate(source: str | Path) -> tuple[str, bool]:
         if not (path / "config.json").exists():
             raise FileNotFoundError(f"{path} holds no model: config.json is missing")
         return str(path), True
-    if source in built_in_names():
+    if source in (known := built_in_names()):
         raise ValueError(f"{source!r} is a set of agents: use load_agents({source!r})")
     if isinstance(source, Path) or str(source).startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {source}")
+    if "/" not in str(source) and (near := did_you_mean(str(source), known)):  # not worth asking a network
+        raise ValueError(f"unknown agent {source!r}{near}; models of the hub are named owner/name")
     return str(source), False

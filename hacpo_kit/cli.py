@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sys
@@ -61,12 +62,17 @@ def run(notebook: str, parameters: tuple[tuple[str, str], ...], name: str | None
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False))
 @click.option("--steps", type=int, default=None, help="New number of steps; default: the run's own.")
-def resume(folder: str, steps: int | None) -> None:
-    """Go on with the run in FOLDER from its last checkpoint."""
+@click.option("-p", "changes", nargs=2, multiple=True, metavar="NAME VALUE", help="Change a setting from here on.")
+def resume(folder: str, steps: int | None, changes: tuple[tuple[str, str], ...]) -> None:
+    """Go on with the run in FOLDER from its last checkpoint.
+
+    Example, after running out of memory: hacpo-kit resume FOLDER -p microbatch_tokens 4096
+    """
+    from hacpo_kit.config import settings_from_text
     from hacpo_kit.training import resume as go_on
 
     with _readable_errors():
-        result = go_on(folder, steps=steps)
+        result = go_on(folder, steps=steps, changes=settings_from_text(dict(changes)))
     click.echo(
         f"{folder}: {result.state.step} steps done (notebook and HTML are as the last `hacpo-kit run` left them)"
     )
@@ -232,6 +238,39 @@ def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt
     )
 
 
+@main.command()
+@click.argument("agents", nargs=-1, metavar="[AGENT…]")
+@click.option("-p", "settings", nargs=2, multiple=True, metavar="NAME VALUE", help="Any setting of Config, or method.")
+@click.option("--pair", default=None, help="The paper's settings for one of its model pairs.")
+@click.option("--prompt-tokens", default=256, show_default=True, help="Length of the longest prompt.")
+@click.option("--dtype", default="float32", show_default=True, help="What the agents compute in: float32, bfloat16.")
+@click.option("--gradient-checkpointing", is_flag=True, help="Compute activations twice and keep fewer.")
+@click.option("--lora", is_flag=True, help="Only LoRA adapters learn.")
+@click.option("--offload", is_flag=True, help="Idle parts rest in host memory.")
+@click.option("--device", default=None, help="Default: a GPU if there is one.")
+@click.option("--device-memory", type=float, default=None, metavar="GIB", help="Default: that of the device.")
+@click.option("--out", default="reports/runs", show_default=True, help="Where runs are written.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (bytes).")
+def doctor(agents, settings, pair, device_memory, out, as_json, **options) -> None:
+    """Report versions, devices, extras and disk, and whether AGENTs fit on the device, phase by phase.
+
+    AGENT: a built-in agent or set, a folder, a hub id. Only their configurations are read.
+
+    Example: hacpo-kit doctor Qwen/Qwen3-1.7B-Base Qwen/Qwen3-4B-Base --dtype bfloat16 -p max_new_tokens 2048
+    """
+    from hacpo_kit.config import Config, settings_from_text
+
+    with _readable_errors():
+        given = dict(settings)
+        config = Config.preset(given.pop("method", "hacpo"), pair=pair, **settings_from_text(given))
+        from hacpo_kit.doctor import examine, told
+
+        memory = {} if device_memory is None else {"device_memory": int(device_memory * 2**30)}
+        report = examine(agents, config, folder=out, **memory, **options)
+    click.echo(json.dumps(report, indent=2) if as_json else told(report))
+    sys.exit(0 if report.get("estimate", {}).get("fits", True) else 1)
+
+
 class _readable_errors:
     """What the user can mend is one line on stderr and exit status 2; faults of the program keep their traceback."""
 
@@ -245,7 +284,8 @@ class _readable_errors:
         if isinstance(error, KeyboardInterrupt):
             click.echo(f"hacpo-kit: stopped; the same command goes on {self.where}", err=True)
             sys.exit(130)
-        if isinstance(error, ValueError | OSError):
+        extra = isinstance(error, ModuleNotFoundError) and "pip install" in str(error)
+        if extra or isinstance(error, ValueError | OSError | MemoryError):
             click.echo(f"hacpo-kit: {error}", err=True)
             sys.exit(2)
         if type(error).__name__ == "PapermillExecutionError":

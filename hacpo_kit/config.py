@@ -222,6 +222,18 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
     return _checked(name, value, kind)
 
 
+def settings_from_text(values: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of Config as a command line gives them, as what each takes.
+
+    Raises ValueError for a name that is no setting, and for text that is no value of it.
+    """
+    hints = get_type_hints(Config)
+    for name in values:
+        if name not in Config.__dataclass_fields__:
+            raise ValueError(f"unknown setting {name!r}{did_you_mean(name, Config.__dataclass_fields__)}")
+    return {name: coerce(name, text, hints[name]) for name, text in values.items()}
+
+
 def _from_text(name: str, text: str, kind: type) -> Any:
     word = text.strip().lower()
     if kind is bool:
@@ -278,4 +290,4 @@ def did_you_mean(name: str, known: Any) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-__all__ = ["METHODS", "PAPER_PAIRS", "Config", "coerce", "did_you_mean"]
+__all__ = ["METHODS", "PAPER_PAIRS", "Config", "coerce", "did_you_mean", "settings_from_text"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
+from hacpo_kit.engines import ENGINES
 from hacpo_kit.files import locked, write_json, write_text
 from hacpo_kit.problems import ARITHMETIC_SETS, load_problems
 
@@ -48,6 +49,7 @@ class Experiment:
     minibatch: int = 128  # rollouts in one optimiser update
     max_new_tokens: int = 32
     dtype: str = "float32"  # what the models compute in: "float32", or "bfloat16" with float32 master weights
+    engine: str = "transformers"  # what samples: "transformers" or "vllm"
     seed: int = 0
     eval_every: int = 4
     eval_k: int = 1
@@ -109,7 +111,8 @@ class Experiment:
         from hacpo_kit.training import train
 
         config = self.config()  # bad settings are refused before anything is loaded
-        agents = load_agents(self.sources(), dtype=self.dtype, workers=self.workers or None)
+        how = {"dtype": self.dtype, "engine": self.engine, "workers": self.workers or None}
+        agents = load_agents(self.sources(), **how)
         problems, test = self.problem_set(), self.test_set()
         further = [name for t in self.tests.split(",") if (name := t.strip())]
         names = [Path(t).stem for t in further]
@@ -160,6 +163,9 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
         raise ValueError(f"workers={experiment.workers!r}: it takes 'ray', or nothing for agents in this process")
     if experiment.dtype not in TRAINED_IN:
         raise ValueError(f"dtype={experiment.dtype!r}: a model trains in one of {', '.join(TRAINED_IN)}")
+    if experiment.engine not in ENGINES:
+        near = did_you_mean(experiment.engine, ENGINES)
+        raise ValueError(f"unknown engine {experiment.engine!r}{near}; there are {' and '.join(ENGINES)}")
     experiment.config()
     return experiment
 

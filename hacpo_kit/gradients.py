@@ -89,7 +89,7 @@ def part_gradients(
         gradients, clipped = [], 0
         prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
         for micro in microbatches(prompts, responses, config.microbatch_tokens):
-            with torch.enable_grad():
+            with torch.enable_grad(), agent.awake("weights", "reference"):
                 # before its first update an agent is its own reference: a KL of zero
                 objective, _, hit, kl = _micro_objective(agent, batch, [rows[i] for i in micro], updates_made, config)
                 has_kl = kl is not None and len(kl) > 0

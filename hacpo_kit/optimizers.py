@@ -20,7 +20,8 @@ class MasterAdamW(torch.optim.AdamW):
         self.parameters = [p for p in parameters if p.requires_grad]
         half = (torch.bfloat16, torch.float16)
         self.masters = [nn.Parameter(p.detach().float()) if p.dtype in half else p for p in self.parameters]
-        super().__init__(self.masters, **settings)
+        # one tensor after the other, as on a CPU: all at once would need another copy of all masters on a GPU
+        super().__init__(self.masters, **{"foreach": False, **settings})
 
     def __getstate__(self):  # what AdamW copies of itself, and ours
         return {**super().__getstate__(), "parameters": self.parameters, "masters": self.masters}

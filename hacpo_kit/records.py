@@ -40,6 +40,7 @@ class Rollout:
     hazard: str = ""  # why the text cannot be exchanged: "lossy_text" or "control_token"
     reward: float | None = None  # None: not scored, or not scorable
     status: str = "unscored"
+    engine_logps: Float[np.ndarray, "token"] | None = None  # as the engine that sampled reports them; a diagnostic
 
     def mean_logp(self, count_eos: bool = True) -> float:
         """Mean log-probability over the rollout's own tokens (nats per token); NaN if no token is counted."""
@@ -154,6 +155,7 @@ class Pool:
             "distinct_answers": float(distinct["answers"].mean()),
             "equal_reward_prompts": equal,
             **{f"status_{status}": count / len(mine) for status, count in sorted(statuses.items())},
+            **engine_gap(mine),
         }
         return {name: value for name, value in out.items() if value is not None}
 
@@ -170,6 +172,15 @@ class Pool:
             for r in self.rollouts
         ]  # fmt: skip
         return pd.DataFrame(rows)
+
+
+def engine_gap(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """How far the engine's log-probs are from the trainer's, |Δ| over all tokens (nats); empty if no engine reported any."""
+    gaps = [np.abs(r.engine_logps - r.logps) for r in rollouts if r.engine_logps is not None]
+    if not gaps:
+        return {}
+    every = np.concatenate(gaps)
+    return {"engine_gap_mean": float(every.mean(dtype=np.float64)), "engine_gap_max": float(every.max())}
 
 
 def _equal_reward_share(rollouts: Sequence[Rollout]) -> float | None:
@@ -251,6 +262,7 @@ class StepStats:
     minibatches: tuple[MiniBatch, ...]
     left_out: Mapping[str, int]
     sources: tuple[str, ...]  # source of each rollout of the pool, so that index → source
+    moved: Mapping[str, float] = field(default_factory=dict)  # what moving idle parts cost since the last update
 
     def __repr__(self) -> str:
         used = sum(len(mb.index) for mb in self.minibatches)
@@ -280,7 +292,7 @@ class StepStats:
     def metrics(self) -> dict[str, float]:
         """Numbers of the whole update; names as in `METRICS`."""
         if not self.minibatches:
-            return {"updates": 0, **{f"left_out_{k}": v for k, v in self.left_out.items()}}
+            return {"updates": 0, **{f"left_out_{k}": v for k, v in self.left_out.items()}, **self.moved}
         mbs = self.minibatches
         columns = ("own", "ratio", "clipped", "weights")
         own, ratio, clipped, weights = (np.concatenate([getattr(mb, k) for mb in mbs]) for k in columns)
@@ -301,7 +313,7 @@ class StepStats:
         if (~own).any():
             out["foreign_weight"] = weights[~own].mean()
         out |= {f"left_out_{reason}": count for reason, count in self.left_out.items()}
-        return {k: float(v) for k, v in out.items()}
+        return {k: float(v) for k, v in {**out, **self.moved}.items()}
 
 
 # Names in metrics.jsonl. A test holds that every emitted metric stands here and every one here is emitted.
@@ -325,6 +337,7 @@ METRICS = {
     "distinct_answers": "mean number of different boxed answers among one problem's rollouts",
     "equal_reward_prompts": "share of problems whose rewards are all equal: alone, they teach nothing",
     "status_*": "share of the agent's rollouts with this verdict: correct, wrong, no_answer, timeout, error, unscorable",
+    "engine_gap_mean": "distance of the engine's log-probs from the trainer's, mean over tokens (nats; also _max); with vLLM",
     "updates": "optimiser updates of this step",
     "rollouts_used": "rollouts in the learner's mini-batches",
     "loss": "mean loss of the mini-batches; about zero on policy while its gradient is not",
@@ -336,6 +349,8 @@ METRICS = {
     "clip_own_low": "share of own rollouts so low in ratio that they give no gradient (also _high); grpo: with a clipped token",
     "clip_foreign_low": "share of foreign rollouts below the band (also clip_foreign_high)",
     "foreign_weight": "mean ω(source, learner) over the foreign rollouts used",
+    "bytes_moved": "between device and host since the last update, both ways (bytes); only with offload",
+    "seconds_moving": "time of these moves (s); only with offload",
     "rested": "share of problems that the learner solved in all its rollouts, so that others teach it nothing; rest_when_solved",
     "left_out_*": "rollouts not used by this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
     "avg@k": "evaluation: mean reward over k answers to each test problem (k written as its number)",

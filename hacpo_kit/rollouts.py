@@ -14,10 +14,15 @@ from tqdm.auto import tqdm
 
 from hacpo_kit.agents import Agent, as_list, each, microbatches
 from hacpo_kit.engines import Answer
-from hacpo_kit.records import Pool, Rollout, derive_seed
+from hacpo_kit.memory import out_of_memory, smaller_passes, told
+from hacpo_kit.records import Pool, Rollout, derive_seed, engine_gap
 
 if TYPE_CHECKING:
     from hacpo_kit.problems import Problem
+
+# Mean distance of an engine's log-probs from the trainer's up to which it is rounding (nats). Measured with vLLM on a CPU:
+# float32 4e-7 (built-in agents) and 1e-5 (SmolLM2-135M); bf16 0.05 (SmolLM2-135M: logits near 20 are rounded by 0.06).
+GAP, GAP_IN_HALF = 1e-3, 0.2
 
 
 def rollout(
@@ -71,9 +76,10 @@ def _answers(
     with timed(times, "seconds_rollout"):
         mine = sample(agent, problems, n, **how, bar=bar)
     with timed(times, "seconds_scoring"):
-        scored = score(agent, mine, temperature=how["temperature"], tokens=scoring_tokens)
+        mine = score(agent, mine, temperature=how["temperature"], tokens=scoring_tokens)
     _warn_if_cut(agent, mine, how["max_new_tokens"])
-    return scored, times
+    _warn_if_engine_differs(agent, mine)
+    return mine, times
 
 
 def sample(
@@ -117,17 +123,21 @@ def sample_batches(
                 f"{agent.max_length} positions of agent {agent.name!r}; shorten one of them"
             )
     rows = [(i, k) for i in range(len(problems)) for k in range(n)]
-    for start in range(skip * batch_size, len(rows), batch_size):
-        chunk = rows[start : start + batch_size]
-        answers = agent.engine.sample(
-            agent,
-            [prompts[i] for i, _ in chunk],
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
-        )
-        given = zip(chunk, answers, strict=True)
-        yield [_record(agent, problems[i].id, k, prompts[i], answer) for (i, k), answer in given]
+    with agent.awake("engine"):
+        for start in range(skip * batch_size, len(rows), batch_size):
+            chunk = rows[start : start + batch_size]
+            doing = f"sampling {len(chunk)} answers at once"
+            remedy = f"sample fewer: rollout_batch={-(-len(chunk) // 2)} (batch_size where no Config is used, --batch)"
+            with out_of_memory(agent, doing, remedy if len(chunk) > 1 else "give a smaller max_new_tokens"):
+                answers = agent.engine.sample(
+                    agent,
+                    [prompts[i] for i, _ in chunk],
+                    temperature=temperature,
+                    max_new_tokens=max_new_tokens,
+                    seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
+                )
+            given = zip(chunk, answers, strict=True)
+            yield [_record(agent, problems[i].id, k, prompts[i], answer) for (i, k), answer in given]
 
 
 def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], answer: Answer) -> Rollout:
@@ -141,7 +151,7 @@ def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], an
     elif agent.control_ids.intersection(body):
         hazard = "control_token"
     unscored = np.full(len(ids), np.nan, dtype=np.float32)
-    return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, hazard)
+    return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, hazard, engine_logps=answer.logps)
 
 
 def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, tokens: int = 32768) -> list[Rollout]:
@@ -151,12 +161,13 @@ def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, toke
     """
     logps: list[np.ndarray | None] = [None] * len(rollouts)
     prompts, responses = [r.prompt_ids for r in rollouts], [r.token_ids for r in rollouts]
-    for rows in microbatches(prompts, responses, tokens):
-        with torch.no_grad():
-            some = ([p[i] for i in rows] for p in (prompts, responses))
-            values, _ = agent.logprobs(*some, temperature=temperature)
-        for i, row in zip(rows, values.cpu().numpy(), strict=True):
-            logps[i] = row[: len(responses[i])].copy()
+    with agent.awake("weights"), torch.no_grad():
+        for rows in microbatches(prompts, responses, tokens):
+            some = [[p[i] for i in rows] for p in (prompts, responses)]
+            with out_of_memory(agent, f"scoring {told(*some)}", smaller_passes(rows, tokens)):
+                values = agent.logprobs(*some, temperature=temperature)[0].cpu().numpy()
+            for i, row in zip(rows, values, strict=True):
+                logps[i] = row[: len(responses[i])].copy()
     scored = [replace(r, logps=v) for r, v in zip(rollouts, logps, strict=True)]
     bad = [f"{r.problem}/{r.sample}" for r in scored if not np.isfinite(r.logps).all()]
     if bad:
@@ -195,6 +206,21 @@ def _warn_if_cut(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int)
         warnings.warn(
             f"{share:.0%} of the answers of agent {agent.name!r} were cut at {max_new_tokens} tokens and can hardly "
             "earn a reward; raise max_new_tokens",
+            stacklevel=5,
+        )
+
+
+def _warn_if_engine_differs(agent: Agent, rollouts: Sequence[Rollout]) -> None:
+    """Rounding differs between an engine and the trainer by far less than what these bounds allow."""
+    gap = engine_gap(rollouts)
+    half = agent.half or "16" in str(getattr(agent.engine, "options", {}).get("dtype"))
+    bound = GAP_IN_HALF if half else GAP
+    if gap and not gap["engine_gap_mean"] <= bound:
+        warnings.warn(
+            f"agent {agent.name!r}: the log-probs of its engine are {gap['engine_gap_mean']:.2g} nats from the trainer's on "
+            f"average and {gap['engine_gap_max']:.2g} at most (usual is a mean below {bound:g}): the engine samples from another "
+            "distribution than the one that learns; compare their dtype, and close the engine (agent.engine.close()) to "
+            "have it start anew",
             stacklevel=5,
         )
 

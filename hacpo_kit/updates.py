@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hacpo_kit.agents import Agent, each, microbatches
 from hacpo_kit.config import Config
+from hacpo_kit.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, lower_bound
 from hacpo_kit.records import Batch, MiniBatch, StepStats, derive_seed
 
@@ -38,17 +39,18 @@ def update(
     sources = tuple(r.source for r in batch.pool)
     if not len(batch):
         warnings.warn(f"agent {agent.name!r} has no rollout to learn from: {dict(batch.left_out)}", stacklevel=2)
-        return StepStats(agent.name, (), batch.left_out, sources)
+        return StepStats(agent.name, (), batch.left_out, sources, agent.moved())
     order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, agent.updates))
     _warn_if_band_closes(agent, batch, order, config)
-    old = _old_logps(agent, batch, order, config)
     done = []
-    for m, rows in enumerate(order):
-        if before is not None:
-            before(m, batch.part(rows))
-        done.append(_one_update(agent, batch, rows, m, config, old))
+    with agent.awake("weights", "optimizer", "reference"):
+        old = _old_logps(agent, batch, order, config)
+        for m, rows in enumerate(order):
+            if before is not None:
+                before(m, batch.part(rows))
+            done.append(_one_update(agent, batch, rows, m, config, old))
     agent.steps += 1
-    return StepStats(agent.name, tuple(done), batch.left_out, sources)
+    return StepStats(agent.name, tuple(done), batch.left_out, sources, agent.moved())
 
 
 def check_batch(agent: Agent, batch: Batch, config: Config) -> None:
@@ -109,8 +111,9 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
     for rows in order[1:]:
         for micro in _passes(agent, batch, rows, config):
             if batch.own[micro[0]]:
-                some = ([p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids))
-                logp, mask = agent.logprobs(*some, temperature=batch.pool.temperature)
+                some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
+                with out_of_memory(agent, f"scoring {told(*some)}", smaller_passes(micro, config.microbatch_tokens)):
+                    logp, mask = agent.logprobs(*some, temperature=batch.pool.temperature)
                 old |= {i: row[real] for i, row, real in zip(micro, logp, mask, strict=True)}
     return old
 
@@ -118,31 +121,39 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
 def _one_update(
     agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, old: Mapping[int, Tensor] | None
 ) -> MiniBatch:
-    optimizer = agent.prepare_update(config)
+    doing = f"mini-batch {m}: making the optimiser's masters or the KL's reference"
+    with out_of_memory(agent, doing, "load it with offload=True or lora=True"):
+        optimizer = agent.prepare_update(config)
     optimizer.zero_grad(set_to_none=True)
     seen: dict[int, tuple[float, bool]] = {}
     loss, kl_sum = 0.0, 0.0
     own_count = int(batch.own[rows].sum())
-    for micro in _passes(agent, batch, rows, config):
-        objective, s, hit, kl = _micro_objective(agent, batch, micro, m, config, old)
-        # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
-        part = -objective.sum() / len(rows)
-        if kl is not None:
-            part = part + config.beta * kl.sum() / max(1, own_count)
-            kl_sum += kl.sum().item()
-        _check_finite(agent, batch, micro, m, objective)
-        part.backward()
-        optimizer.collect()
-        loss += part.item()
-        seen |= dict(zip(micro, zip(s.tolist(), hit.tolist(), strict=True), strict=True))
-    grad_norm = float(torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm))
-    if not np.isfinite(grad_norm):
+    try:
+        for micro in _passes(agent, batch, rows, config):
+            some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
+            doing = f"mini-batch {m}: the gradient of {told(*some)}; the weights are as before this mini-batch"
+            with out_of_memory(agent, doing, smaller_passes(micro, config.microbatch_tokens, agent)):
+                objective, s, hit, kl = _micro_objective(agent, batch, micro, m, config, old)
+                # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
+                part = -objective.sum() / len(rows)
+                if kl is not None:
+                    part = part + config.beta * kl.sum() / max(1, own_count)
+                    kl_sum += kl.sum().item()
+                _check_finite(agent, batch, micro, m, objective)
+                part.backward()
+                optimizer.collect()
+            loss += part.item()
+            seen |= dict(zip(micro, zip(s.tolist(), hit.tolist(), strict=True), strict=True))
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm))
+        if not np.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"agent {agent.name!r}, mini-batch {m}: the gradient is not finite; the weights are as before"
+            )
+        doing = f"mini-batch {m}: the optimiser's step, which may have moved a part of the weights"
+        with out_of_memory(agent, doing, "load it with offload=True or lora=True"):
+            optimizer.step()
+    finally:
         optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(
-            f"agent {agent.name!r}, mini-batch {m}: the gradient is not finite; the weights are as before"
-        )
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
     agent.updates += 1
     agent.weights_version += 1
     return MiniBatch(
@@ -204,7 +215,6 @@ def _check_finite(agent: Agent, batch: Batch, rows: Sequence[int], m: int, objec
     if objective.isfinite().all():
         return
     bad = [batch.rollouts[rows[i]] for i in (~objective.isfinite()).nonzero().flatten().tolist()]
-    agent.optimizer.zero_grad(set_to_none=True)
     names = [f"{r.problem} by {r.source} #{r.sample}" for r in bad[:8]]
     raise FloatingPointError(
         f"agent {agent.name!r}, mini-batch {m}: the objective of {len(bad)} rollouts is not finite ({'; '.join(names)}); "

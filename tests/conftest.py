@@ -8,6 +8,7 @@ from functools import cache
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported: no test asks a network
 os.environ["OMP_NUM_THREADS"] = "1"  # as below, in the processes and kernels that tests start
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -176,3 +177,21 @@ def say(write):
         write(agent, [[*encode(t, add_special_tokens=False)["input_ids"], encode.eos_token_id] for t in texts])
 
     return script
+
+
+@pytest.fixture
+def reporting_engine():
+    """reporting_engine(off): samples like transformers and reports log-probs that are `off` from the trainer's (nats)."""
+
+    class Reporting:
+        def __init__(self, off):
+            self.off = np.float32(off)
+
+        def sample(self, agent, prompts, **how):
+            answers = engine.sample(agent, prompts, **how)
+            with torch.no_grad():
+                values, mask = agent.logprobs(prompts, [a.ids for a in answers], temperature=how["temperature"] or 1.0)
+            rows = [row[real].numpy() for row, real in zip(values, mask, strict=True)]
+            return [a._replace(logps=row + self.off) for a, row in zip(answers, rows, strict=True)]
+
+    return Reporting

@@ -72,6 +72,7 @@ def test_text_from_papermill_becomes_what_the_parameter_takes():
         ({"steps": 0}, "steps=0: it must be at least 1"),
         ({"lr": float("nan")}, "lr is NaN"),
         ({"dtype": "float16"}, "dtype='float16': a model trains in one of float32, bfloat16, float64"),
+        ({"engine": "vlm"}, "unknown engine 'vlm'; did you mean 'vllm'?; there are transformers and vllm"),
     ],
 )
 def test_wrong_parameters_are_named(given, message):

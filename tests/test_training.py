@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hacpo_kit as hk
 from hacpo_kit.files import read_lines
+from hacpo_kit.offload import Offload
 from hacpo_kit.records import METRICS
 from hacpo_kit.saving import checkpoints
 
@@ -72,9 +73,10 @@ def test_the_run_folder_holds_what_a_reader_needs(undisturbed):
     assert len(frame) == 14 and {"step", "agent", "reward", "capability", "avg@1"} <= set(frame.columns)
 
 
-def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agent, tmp_path):
-    """With a second run that has a KL and something left out, so that every name occurs."""
+def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agent, reporting_engine):
+    """With a second run that has a KL, something left out, an engine with log-probs and parts that move: every name occurs."""
     odd = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
+    odd[0].engine, odd[0].offload = reporting_engine(0), Offload("cpu")
     config = CONFIG.replace(beta=0.1, rest_when_solved=True)
     run = hk.train(odd, problems("train", 20), config, 1, test=problems("test", 3),
                    tests={"sums": hk.load_problems("sums", split="test", size=2)}, eval_k=2, progress="off")  # fmt: skip

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+ENGINES = ("transformers", "vllm")
+
 
 class Answer(NamedTuple):
     """What an engine sampled: tokens, the end token included, and whether the answer ended by itself."""

@@ -1,0 +1,284 @@
+"""The vLLM engine itself, on a CPU: greedy text, distributions, weights that follow, restarts, training."""
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+import hacpo_kit as hk
+from hacpo_kit.engines import transformers as reference
+from hacpo_kit.engines import vllm as module
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 32, "seed": 0}
+CONFIG = hk.Config.preset("hacpo", prompts_per_step=8, n=4, minibatch=16)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """The pair, loaded once; its engines run until the end of this file."""
+    agents = hk.load_agents("tiny-model-pair", device="cpu", engine="vllm")
+    yield agents
+    module._close_all()
+
+
+@pytest.fixture
+def pair(loaded):
+    """The pair with the weights it was loaded with, whatever a test has made of them."""
+    before = [copy.deepcopy(a.model.state_dict()) for a in loaded]
+    yield loaded
+    for agent, state in zip(loaded, before, strict=True):
+        agent.model.load_state_dict(state)
+        agent.weights_version += 1
+        agent.updates = agent.steps = 0
+        agent.optimizer = None
+
+
+@pytest.fixture(scope="module")
+def test_problems():
+    return hk.load_problems("arithmetic", split="test", size=40)
+
+
+def prompts_of(agent, problems):
+    return [agent.encode_prompt(p.prompt) for p in problems]
+
+
+def disturb(agent, seed=0, scale=0.02):
+    """Other weights, as an update would leave them."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in agent.model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * scale)
+    agent.weights_version += 1
+
+
+def check_greedy(agent, problems, **options):
+    """vLLM's greedy tokens are those of transformers, and its log-probs the trainer's."""
+    prompts = prompts_of(agent, problems)
+    mine = agent.engine.sample(agent, prompts, **{**GREEDY, **options})
+    theirs = reference.sample(agent, prompts, **{**GREEDY, **options})
+    assert [(a.ids, a.ended) for a in mine] == [(a.ids, a.ended) for a in theirs]
+    with torch.no_grad():
+        values, mask = agent.logprobs(prompts, [a.ids for a in mine])
+    assert np.abs(np.concatenate([a.logps for a in mine]) - values[mask].numpy()).max() < 1e-4
+    return mine
+
+
+def test_greedy_text_is_that_of_transformers_in_both_architectures_side_by_side(pair, test_problems):
+    for agent in (*pair, *pair):  # in turns: neither engine disturbs the other
+        answers = check_greedy(agent, test_problems)
+        assert len({a.ids for a in answers}) > 5
+    assert pair[0].tokenizer.get_vocab() != pair[1].tokenizer.get_vocab()
+    assert [a.engine._llm is not None for a in pair] == [True, True]
+
+
+def test_answers_that_are_cut_are_marked_and_each_end_token_ends_one(pair, test_problems):
+    qwen = pair[0]
+    assert len(qwen.end_ids) == 2
+    assert not any(a.ended for a in check_greedy(qwen, test_problems[:4], max_new_tokens=2))
+    seen = {}
+    prompts = prompts_of(qwen, test_problems) * 3
+    with torch.no_grad():  # equal chances for the two end tokens: the model itself prefers one
+        head = qwen.model.get_output_embeddings().weight
+        first, second = sorted(qwen.end_ids)
+        likely = first if any(a.ids[-1] == first for a in reference.sample(qwen, prompts, **GREEDY)) else second
+        head[first if likely == second else second] = head[likely]
+    qwen.weights_version += 1
+    for answer in qwen.engine.sample(qwen, prompts, temperature=1.0, max_new_tokens=32, seed=0):
+        inside = qwen.end_ids.intersection(answer.ids[:-1])
+        assert not inside and answer.ended == (answer.ids[-1] in qwen.end_ids) and len(answer.logps) == len(answer.ids)
+        seen[answer.ids[-1]] = seen.get(answer.ids[-1], 0) + 1
+    assert seen[first] > 10 and seen[second] > 10
+
+
+def open_question(agent, problems, temperature):
+    """The prompt and start of an answer behind which the agent is least sure how to go on."""
+    prompts = prompts_of(agent, problems)
+    answers = reference.sample(agent, prompts, **GREEDY)
+    starts = [(*p, *a.ids[:k]) for p, a in zip(prompts, answers, strict=True) for k in range(len(a.ids))]
+    return max(starts, key=lambda start: -(q := distribution(agent, start, temperature)) @ np.log(q))
+
+
+def distribution(agent, start, temperature):
+    """softmax(logits / T) of the next token, in float64."""
+    with torch.no_grad():
+        return (agent.model(torch.tensor([start])).logits[0, -1].double() / temperature).softmax(-1).numpy()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_sampled_tokens_follow_softmax_of_logits_over_temperature(pair, test_problems, temperature):
+    """Many first tokens behind one start, and the second tokens behind the most frequent first: chi-square at 10⁻⁴."""
+    for agent in pair:
+        start, count = open_question(agent, test_problems[:10], temperature), 1500
+        answers = agent.engine.sample(agent, [start] * count, temperature=temperature, max_new_tokens=2, seed=5)
+        first = [a.ids[0] for a in answers]
+        often = max(set(first) - agent.end_ids, key=first.count)
+        second = [a.ids[1] for a in answers if a.ids[0] == often]
+        for before, tokens, least in ((start, first, 8), ((*start, often), second, 1)):
+            expected = distribution(agent, before, temperature) * len(tokens)
+            seen = np.bincount(tokens, minlength=len(expected))
+            frequent = expected >= 5  # the rest together, as the test asks
+            groups = [np.append(v[frequent], v[~frequent].sum()) for v in (seen, expected)]
+            assert frequent.sum() >= least
+            assert chisquare(*groups).pvalue > 1e-4
+        # the log-probs are those at this temperature
+        with torch.no_grad():
+            values, mask = agent.logprobs([start] * 50, [a.ids for a in answers[:50]], temperature=temperature)
+        assert np.abs(np.concatenate([a.logps for a in answers[:50]]) - values[mask].numpy()).max() < 1e-4
+
+
+def test_a_seed_fixes_the_answers_and_leaves_the_process_s_random_generators_alone(pair, test_problems):
+    agent = pair[1]
+    prompts = prompts_of(agent, test_problems[:8]) * 2
+    how = {"temperature": 1.0, "max_new_tokens": 16}
+    torch.manual_seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.set_num_threads  # noqa: NPY002
+    once = [agent.engine.sample(agent, prompts, **how, seed=s) for s in (3, 3, 4)]
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.set_num_threads  # noqa: NPY002
+    assert before[0].equal(after[0]) and before[1:] == after[1:]
+    ids = [[a.ids for a in answers] for answers in once]
+    assert ids[0] == ids[1] != ids[2]
+    assert ids[0][:8] != ids[0][8:]  # the same prompts again are other draws
+
+
+def test_the_engine_follows_every_change_of_the_weights(pair, test_problems):
+    """Embeddings of the first agent are tied: with its old head the text would differ."""
+    assert pair[0].model.config.tie_word_embeddings and not pair[1].model.config.tie_word_embeddings
+    for agent in pair:
+        old = [a.ids for a in check_greedy(agent, test_problems)]
+        disturb(agent)
+        assert [a.ids for a in check_greedy(agent, test_problems)] != old
+
+
+def test_the_engine_without_the_second_name_of_tied_embeddings_would_be_wrong(pair, test_problems, monkeypatch):
+    """Why `synchronise` hands them over twice; should vLLM learn to see it, this test says so."""
+    agent = pair[0]
+    check_greedy(agent, test_problems)
+    full = agent.model.state_dict
+    monkeypatch.setattr(agent.model, "state_dict", lambda: {k: v for k, v in full().items() if k != "lm_head.weight"})
+    disturb(agent)
+    with pytest.raises(AssertionError):
+        check_greedy(agent, test_problems)
+
+
+def test_what_was_computed_for_a_prompt_with_old_weights_is_not_used_again(pair):
+    """Long prompts share blocks of the cache among answers and calls, and share nothing with other weights."""
+    agent = pair[0]
+    problems = hk.load_problems([{"prompt": f"{'1+1=2, 20+3=23, ' * 9}{k}+5=", "gold": "0"} for k in (11, 12)])
+    results, generate = [], agent.engine._llm.generate if agent.engine._llm else None
+    if generate is None:
+        check_greedy(agent, problems)
+        generate = agent.engine._llm.generate
+    agent.engine._llm.generate = lambda *args, **more: results.append(generate(*args, **more)) or results[-1]
+    try:
+        assert len(prompts_of(agent, problems)[0]) > 128
+        check_greedy(agent, problems)
+        check_greedy(agent, problems)
+        disturb(agent)
+        check_greedy(agent, problems)
+    finally:
+        del agent.engine._llm.generate
+    cached = [[r.num_cached_tokens for r in some] for some in results]
+    assert min(cached[1]) >= 128 and cached[2][0] == 0
+
+
+def test_an_engine_that_dies_is_started_again_with_the_present_weights(pair, test_problems):
+    agent, other = pair
+    check_greedy(other, test_problems[:4])
+    check_greedy(agent, test_problems[:4])
+    disturb(agent)
+    agent.engine._llm.llm_engine.step = failing = lambda: 1 / 0
+    with pytest.warns(
+        UserWarning, match=r"engine of agent 'qwen3-sums' failed and is started again .*ZeroDivisionError"
+    ):
+        check_greedy(agent, test_problems)
+    assert agent.engine._llm.llm_engine.step is not failing
+    check_greedy(other, test_problems[:4])  # closed with the dead one, and started again
+
+
+def test_an_engine_that_dies_twice_says_why_and_the_run_goes_on(pair, tmp_path, monkeypatch):
+    agent = pair[1]
+    settings = dict(out=tmp_path / "run", eval_every=9, save_every=1, progress="off")
+    problems = hk.load_problems("arithmetic", split="train", size=20)
+    hk.train(agent, problems, CONFIG, 1, **settings)
+    LLM, *rest = module._vllm()
+
+    class Dying(LLM):
+        def generate(self, *_, **__):
+            raise MemoryError("no room for 4096 blocks")
+
+    agent.engine.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_vllm", lambda: (Dying, *rest))
+        with (
+            pytest.warns(UserWarning, match="started again"),
+            pytest.raises(
+                RuntimeError, match=r"'llama-differences' failed twice in a row \(MemoryError: no room.*max_num_seqs"
+            ),
+        ):
+            hk.train(agent, problems, CONFIG, 2, **settings)
+    run = hk.resume(tmp_path / "run", steps=2, progress="off")
+    assert run.state.step == 2 and isinstance(run.agents[0].engine, module.VLLM)
+
+
+def test_an_engine_that_cannot_start_says_why(test_problems):
+    agent = hk.load_agent("qwen3-sums", device="cpu", engine="vllm", engine_options={"kv_cache_memory_bytes": 2**50})
+    with pytest.raises(RuntimeError, match=r"engine of agent 'qwen3-sums' cannot start .*kv cache"):
+        check_greedy(agent, test_problems[:2])
+    agent = hk.load_agent("qwen3-sums", device="cpu", engine="vllm", engine_options={"max_model_len": 20})
+    with pytest.raises(ValueError, match=r"exceed the 20 positions of its engine; raise max_model_len"):
+        check_greedy(agent, test_problems[:2])
+
+
+def test_training_with_vllm_learns_and_a_resumed_run_ends_the_same(tmp_path, pair):
+    train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 200), ("test", 60)))
+    config = CONFIG.replace(prompts_per_step=16, n=8, minibatch=64)
+    how = dict(test=test, eval_every=2, save_every=2, progress="off")
+    first = hk.train(pair, train, config, 4, out=tmp_path / "run", **how)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    for name, values in line["agents"].items():
+        assert values["engine_gap_mean"] < 1e-5 and values["engine_gap_max"] < 1e-3
+        assert values["avg@1"] > first.history[0]["agents"][name]["avg@1"] + 0.1
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["agents"][0]["engine"] == "vllm"
+    # half of it, stopped, and the rest in other engines
+    half = hk.load_agents("tiny-model-pair", device="cpu", engine="vllm")
+    hk.train(half, train, config, 2, out=tmp_path / "half", **how)
+    again = hk.resume(tmp_path / "half", steps=4, progress="off")
+    for a, b in zip(first.agents, again.agents, strict=True):
+        assert all(
+            torch.equal(x, y) for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True)
+        )
+
+
+def test_adapters_are_merged_for_the_engine(test_problems):
+    pytest.importorskip("peft")
+    agent = hk.load_agent("llama-differences", device="cpu", engine="vllm", lora={"r": 4})
+    old = [a.ids for a in check_greedy(agent, test_problems[:10])]
+    with torch.no_grad():
+        for name, p in agent.model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(0, 0.1)
+    agent.weights_version += 1
+    assert [a.ids for a in check_greedy(agent, test_problems[:10])] != old
+
+
+def test_evaluation_and_copies_of_agents_use_their_own_engine(pair, test_problems):
+    twin = copy.deepcopy(pair[0])
+    assert twin.engine is not pair[0].engine and twin.engine._llm is None
+    disturb(twin, scale=0.1)
+    result = hk.evaluate([pair[0], pair[1]], test_problems, progress=False)
+    plain = hk.evaluate(hk.load_agents("tiny-model-pair", device="cpu"), test_problems, progress=False)
+    assert result.agents == plain.agents
+    check_greedy(twin, test_problems[:4])
+    check_greedy(pair[0], test_problems[:4])
+
+
+def test_sleep_is_not_to_be_had_on_a_cpu_and_does_no_harm(pair, test_problems):
+    check_greedy(pair[0], test_problems[:2])
+    assert pair[0].engine.sleep() is False
+    check_greedy(pair[0], test_problems[:2])
+    with pytest.raises(ValueError, match="has the weights of agent 'qwen3-sums'"):
+        pair[0].engine.sample(pair[1], [(1, 2)], **GREEDY)
