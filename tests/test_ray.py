@@ -97,6 +97,7 @@ def test_errors_and_warnings_arrive_as_they_are(agents, problems):
 
 
 def test_the_experiment_notebook_runs_on_workers(cluster, tmp_path):
+    pytest.importorskip("papermill")
     small = {"steps": 1, "prompts_per_step": 4, "n": 2, "test_size": 4, "workers": "ray", "out": str(tmp_path / "run")}
     run_notebook("06_experiment", small, name="small", out=tmp_path, progress=False)
     assert '"workers": "ray"' in (tmp_path / "run" / "run.json").read_text()

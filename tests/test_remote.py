@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import hacpo_kit as hk
 from hacpo_kit import remote
 from hacpo_kit.agents import each
 from hacpo_kit.experience import Experience
+from hacpo_kit.experiments import check_parameters
 from hacpo_kit.gradients import gradient_parts
 from hacpo_kit.remote import Gone, RemoteAgent, Worker, WorkerLost, load_in_workers
 
@@ -64,6 +66,13 @@ def calm(tmp_path_factory, problems):
     folder = tmp_path_factory.mktemp("calm")
     hk.train(hk.load_agents(PAIR, device="cpu"), problems, CONFIG, 2, out=folder, test=problems[:3], **SETTINGS)
     return folder
+
+
+def instead_of_ray(monkeypatch):
+    """From now on workers="ray" means workers in this process."""
+    monkeypatch.setattr(remote, "_connected", lambda: None)
+    monkeypatch.setattr(remote, "_devices", lambda ray, count, gpus: 0)
+    monkeypatch.setattr(remote, "RayLink", lambda threads, gpus: Link([]))
 
 
 def lines(path):
@@ -134,9 +143,7 @@ def test_a_checkpoint_goes_from_a_worker_to_this_process_and_back(workers, tmp_p
 
 
 def test_two_of_one_kind_are_told_apart(workers, monkeypatch):
-    monkeypatch.setattr(remote, "RayLink", lambda threads, gpus: Link([]))
-    monkeypatch.setattr(remote, "_connected", lambda: None)
-    monkeypatch.setattr(remote, "_devices", lambda ray, count, gpus: 0)
+    instead_of_ray(monkeypatch)
     agents = hk.load_agents([PAIR[0], PAIR[0]], workers="ray")
     assert [a.name for a in agents] == [PAIR[0], f"{PAIR[0]}#2"]
     assert [r.source for r in hk.rollout(agents, hk.load_problems("arithmetic", size=1), n=1, progress=False)] == [
@@ -144,6 +151,18 @@ def test_two_of_one_kind_are_told_apart(workers, monkeypatch):
     ]
     agents[1].reload()
     assert agents[1].name == f"{PAIR[0]}#2" and agents[1].workers == {"workers": "ray", "threads": 1, "num_gpus": 0}
+
+
+def test_an_experiment_has_workers_as_a_parameter(monkeypatch, tmp_path):
+    instead_of_ray(monkeypatch)
+    small = {"agents": PAIR[0], "steps": 1, "prompts_per_step": 2, "n": 2, "test_size": 2, "max_new_tokens": 12}
+    asked = check_parameters({**small, "workers": "ray", "out": str(tmp_path / "r")})
+    run = asked.run(progress="off")
+    assert [a.remote for a in run.agents] == [True]
+    # where it is computed makes no other run of it
+    assert replace(asked, out="").folder == replace(asked, out="", workers="").folder
+    with pytest.raises(ValueError, match="workers='dask': it takes 'ray', or nothing"):
+        check_parameters({"workers": "dask"})
 
 
 def test_agents_here_and_in_workers_learn_together(workers, fresh_agent, problems):
@@ -342,9 +361,7 @@ def test_a_run_goes_on_where_it_began_or_elsewhere(workers, calm, tmp_path, monk
         run = hk.resume(tmp_path, steps=2, **settings, progress="off")
     assert not any(isinstance(a, RemoteAgent) for a in run.agents)
     same_run(calm, tmp_path)
-    monkeypatch.setattr(remote, "_connected", lambda: None)
-    monkeypatch.setattr(remote, "_devices", lambda ray, count, gpus: 0)
-    monkeypatch.setattr(remote, "RayLink", lambda threads, gpus: Link([]))
+    instead_of_ray(monkeypatch)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*(begun with other|needs Ray)")
         run = hk.resume(tmp_path, steps=3, **settings, loading={"workers": "ray", "threads": 1}, progress="off")
