@@ -351,7 +351,13 @@ def _anywhere(source: str | Path) -> str | Path:
 def _connected():
     """Ray, connected to the cluster of RAY_ADDRESS, or to a local one that ends with this process."""
     # no report to anybody; GPUs hidden only from whom they are not meant for; workers as urgent as this process
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_worker_niceness"):
+    ours = (
+        "RAY_USAGE_STATS_ENABLED",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+        "RAY_worker_niceness",
+        "RAY_SCHEDULER_EVENTS",
+    )
+    for name in ours:
         os.environ.setdefault(name, "0")
     try:
         import ray
@@ -393,8 +399,8 @@ class RayLink:
 
     def __init__(self, threads: int, gpus: float):
         self.ray = _connected()
-        # one worker to a machine as long as there are machines
-        settings = {"num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        # one worker to a machine as long as there are machines; CPUs are shared, as by any processes
+        settings = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         self.actor = self.ray.remote(Worker).options(**settings).remote()
         self.begun = self.actor.begin.remote(threads)
 
