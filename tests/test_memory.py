@@ -283,6 +283,19 @@ def test_offload_leaves_room_for_the_phase_of_one_agent():
     assert moved["work"].tolist() == plain["work"].tolist()
 
 
+def test_an_engine_of_its_own_takes_its_share_and_makes_room_only_with_offload():
+    config, how = hk.Config(max_new_tokens=64), {"dtype": "bfloat16", "device_memory": 80 * 2**30, "engine": "vllm"}
+    plain = estimate({"a": BIG, "b": BIG}, config, **how).to_frame()
+    moved = estimate({"a": BIG, "b": BIG}, config, offload=True, engine_options={"gpu_memory_utilization": 0.5}, **how)
+    assert plain["cache"].tolist() == pytest.approx([0, 24, 24, 24] * 2)
+    assert plain["others"].tolist() == pytest.approx(
+        [plain.loc[("a", "update"), ["weights", "optimizer"]].sum() + 24] * 8
+    )
+    moved = moved.to_frame()
+    assert moved["cache"].tolist() == pytest.approx([0, 40, 0, 0] * 2)
+    assert moved.loc[("a", "rollout"), "total"] == pytest.approx(40)
+
+
 def test_what_is_advised_does_fit():
     config = hk.Config(max_new_tokens=1000, rollout_batch=256, microbatch_tokens=32768, minibatch=128, beta=0.01)
     how = {"prompt_tokens": 24, "dtype": "bfloat16", "device_memory": 48 * 2**30}
