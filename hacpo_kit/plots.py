@@ -513,15 +513,14 @@ def memory(estimate: Estimate, *, title: str = "Memory on the device, at most, i
     """What fills the device in each phase of a run, one bar an agent and phase (GiB); dotted: what it can hold."""
     frame = estimate.to_frame()
     names = [f"{plain(agent, 40)} · {phase}" for agent, phase in frame.index]
-    fig = figure(title, "GiB", "", height=max(260, 110 + 34 * len(names)), barmode="stack", bargap=0.25)
+    fig = figure(title, "GiB", "agent · phase", height=max(260, 110 + 34 * len(names)), barmode="stack", bargap=0.25)
     for part, color in zip(MEMORY_PARTS, COLORS, strict=True):
         if frame[part].max() > 0:
             hover = f"%{{y}}: {part} %{{x:.1f}} GiB"
             fig.add_bar(
                 x=frame[part], y=names, orientation="h", name=part, marker={"color": color}, hovertemplate=hover
             )
-    if estimate.device_memory is not None:
-        fig.add_vline(x=usable(estimate.device_memory) / 2**30, line={"color": GREY, "dash": "dot", "width": 1})
+    fig.add_vline(x=usable(estimate.device_memory) / 2**30, line={"color": GREY, "dash": "dot", "width": 1})
     fig.update_layout(meta={"panels": [""], "columns": 1}, margin={"l": 190})
     return fig.update_yaxes(autorange="reversed", showgrid=False)
 
