@@ -356,6 +356,30 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(llama, 
         hk.load_agent(folder, device="cpu")
 
 
+def test_a_model_with_more_rows_than_tokens_loads_samples_and_learns(qwen, problems, tmp_path):
+    """Padded vocabularies are common; the rows without a token take part in the softmax, on both sides."""
+    size = len(qwen.tokenizer)
+    with torch.random.fork_rng([]):
+        qwen.model.resize_token_embeddings(size + 6, mean_resizing=False)
+    agent = hk.load_agent(qwen.save(tmp_path / "padded"), device="cpu")
+    assert agent.model.get_input_embeddings().num_embeddings == size + 6 and len(agent.tokenizer) == size
+    result = hk.step(agent, problems[:2], hk.Capability(), hk.Config(n=2, max_new_tokens=8, minibatch=4))
+    stats = result.stats[agent.name].minibatches[0]
+    assert agent.updates == 1 and stats.ratio == pytest.approx(1, abs=2e-5)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused_before_weights_are_read(qwen, llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read the weights"))
+    qwen.tokenizer.eos_token = None
+    with pytest.raises(
+        ValueError, match=r"agent 'endless' has no end token, so no answer could end: set tokenizer\.eos_token"
+    ):
+        hk.load_agent(qwen.save(tmp_path / "endless"), device="cpu")
+    llama.tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"agent 'plain' has no chat template; use prompt_format='plain', or set"):
+        hk.load_agent(llama.save(tmp_path / "plain"), device="cpu", prompt_format="chat")
+
+
 def test_half_precision_is_loaded_and_its_softmax_is_not(qwen):
     agent = hk.load_agent("qwen3-sums", dtype="bfloat16", device="cpu", name="half")
     assert agent.model.dtype == torch.bfloat16 and agent.name == "half" and agent.origin == "qwen3-sums"
