@@ -602,6 +602,10 @@ def locate(source: str | Path) -> tuple[str, bool]:
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
+            if (path / "adapter_config.json").exists():
+                raise FileNotFoundError(
+                    f"{path} holds adapters alone: merge them into their base model and save that first"
+                )
             raise FileNotFoundError(f"{path} holds no model: config.json is missing")
         return str(path), True
     if source in (known := built_in_names()):

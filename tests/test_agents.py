@@ -330,6 +330,9 @@ def test_missing_folders_and_folders_without_a_model_are_named(tmp_path):
             hk.load_agent(missing)
     with pytest.raises(FileNotFoundError, match=r"holds no model: config\.json is missing"):
         hk.load_agent(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="holds adapters alone: merge them into their base model"):
+        hk.load_agent(tmp_path)
 
 
 def test_a_hub_id_without_a_network_says_what_was_tried():
