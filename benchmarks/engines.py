@@ -9,6 +9,7 @@ many rollouts as sequences; the copy of the weights is timed by itself, and the 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import time
@@ -39,7 +40,8 @@ def main() -> None:
     report = {
         "model": Path(args.model).name, "dtype": args.dtype, "threads": args.threads, "new_tokens": args.new_tokens,
         **compare(args.model, args.dtype, args.sequences, args.new_tokens, args.repeats),
-        "repeats": args.repeats, "machine": platform.machine(), "versions": versions(),
+        "repeats": args.repeats, "load_average": [round(x, 1) for x in os.getloadavg()], "machine": platform.machine(),
+        "versions": versions(),
     }  # fmt: skip
     write_json(args.out, report)
     for key, value in report.items():

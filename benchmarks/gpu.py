@@ -8,7 +8,8 @@ Three parts, each only if there is time left for it; what was skipped stands in 
 - matrix rate: a large square product in bfloat16, the yardstick for what follows;
 - learn: the built-in pair trains on the device and, with the same seed, on the CPU: both must learn;
 - speed: models in the shape of Qwen3-0.6B and Llama-3.2-1B with random weights sample, score and update through the
-  package's own functions, in bfloat16 with float32 masters.
+  package's own functions, in bfloat16 with float32 masters; plain, with gradient checkpointing, and with idle parts in
+  host memory; the most memory that was held, beside what `hacpo_kit.memory.estimate` says. With vLLM, if it is installed.
 
 Model FLOPs, as usually counted: a forward pass takes 2·(N·T + V·R) + 2·L·H·ΣT², a backward pass twice that. N: weights of
 the layers' matrices; T: tokens; V: weights of the output head, which sees the R response tokens only; L: layers; H: width
@@ -37,6 +38,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
+from hacpo_kit.memory import estimate
 from hacpo_kit.records import Batch, Pool
 from hacpo_kit.rollouts import score
 from hacpo_kit.saving import versions
@@ -80,11 +82,11 @@ class Size:
 
 GPU = Size(
     budget=225, matrix=8192, steps=6, prompts_per_step=32, test=100, prompts=32, prompt_tokens=64, new_tokens=256,
-    minibatch=128, microbatch_tokens=8192, needs={"learn": 60, "speed": 45, "vllm": 70},
+    minibatch=128, microbatch_tokens=8192, needs={"speed": 60, "learn": 30, "vllm": 50},
 )  # fmt: skip
 CPU = Size(
     budget=55, matrix=512, steps=6, prompts_per_step=8, test=20, prompts=2, prompt_tokens=16, new_tokens=12,
-    minibatch=8, microbatch_tokens=256, needs={"learn": 20, "speed": 6, "vllm": 70},
+    minibatch=8, microbatch_tokens=256, needs={"speed": 6, "learn": 8, "vllm": 30},
 )  # fmt: skip
 
 
@@ -125,7 +127,7 @@ class Clock:
             yield True
         except TimeoutError:
             self.skipped[name] = "stopped: the time was up"
-        except (RuntimeError, MemoryError) as error:  # out of memory, a missing kernel: the other parts still count
+        except (RuntimeError, MemoryError, ImportError) as error:  # out of memory, no vLLM: the other parts still count
             self.skipped[name] = f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -257,8 +259,9 @@ def speed(name: str, device: torch.device, size: Size, rate: float, small: bool)
     with Measured(device) as sampling:
         pool, timings = sampled(agent, size)
     config = hk.Config.preset(
-        "gspo", minibatch=size.minibatch, microbatch_tokens=size.microbatch_tokens, lr=1e-6, warmup=0
-    )
+        "gspo", prompts_per_step=size.prompts, max_new_tokens=size.new_tokens, minibatch=size.minibatch,
+        microbatch_tokens=size.microbatch_tokens, lr=1e-6, warmup=0,
+    )  # fmt: skip
     batch = hk.advantage(pool, agent, hk.Capability().observe(pool), config)
     flops, tokens = forward_flops(agent.model, batch), sum(map(len, (*batch.prompt_ids, *batch.response_ids)))
     scoring = timings["seconds_scoring"]
@@ -266,22 +269,37 @@ def speed(name: str, device: torch.device, size: Size, rate: float, small: bool)
         "parameters": sum(p.numel() for p in agent.model.parameters()),
         "rollouts": len(pool), "sampled_tokens": pool.tokens, "tokens": tokens,
         "rollout_tokens_per_second": round(pool.tokens / timings["seconds_rollout"], 1),
-        "rollout_peak_bytes": sampling.peak,
         "scoring_tokens_per_second": round(tokens / scoring, 1),
         "scoring_share_of_matrix_rate": round(flops / scoring / rate, 4),
-        "update": {},
+        "rollout_peak_bytes": sampling.peak, "update": {},
     }  # fmt: skip
+    work = {"flops": 3 * flops, "tokens": tokens, "rate": rate}
     hk.update(agent, batch.part(range(8)), config)  # makes masters and moments, chooses kernels
-    for checkpointing in (False, True):
-        if checkpointing:
-            agent.model.gradient_checkpointing_enable({"use_reentrant": False})
-        key = "gradient checkpointing" if checkpointing else "plain"
-        out["update"][key] = measured_update(agent, batch, config, 3 * flops, tokens, rate)
-    return out
+    out["update"]["plain"] = measured_update(agent, batch, config, **work)
+    agent.model.gradient_checkpointing_enable({"use_reentrant": False})
+    out["update"]["gradient checkpointing"] = measured_update(agent, batch, config, **work)
+    agent.model.gradient_checkpointing_disable()
+    agent.optimizer = None
+    idle = hk.Agent(agent.model.to("cpu"), agent.tokenizer, name=name, offload=device)
+    hk.update(idle, batch.part(range(8)), config)
+    idle.offload.spent()
+    out["update"]["offload"] = {**measured_update(idle, batch, config, **work), **idle.offload.spent()}
+    for how, checkpointing in (("plain", False), ("gradient checkpointing", True)):
+        bytes_of = estimated(agent.model.config, config, size, checkpointing)
+        out["update"][how]["estimated_peak_bytes"] = bytes_of["update"]
+    return {**out, "rollout_estimated_peak_bytes": bytes_of["rollout"]}
+
+
+def estimated(shape: PretrainedConfig, config: hk.Config, size: Size, checkpointing: bool) -> dict[str, int]:
+    """What the package says, from the shape alone, that each phase will hold at most."""
+    # with offload, since here too the optimiser is not there yet while the first rollouts are sampled
+    how = {"dtype": "bfloat16", "gradient_checkpointing": checkpointing, "offload": True, "device_memory": 2**40}
+    phases = estimate({"shape": shape}, config, prompt_tokens=size.prompt_tokens, device="cpu", **how).phases
+    return {p.phase: p.total for p in phases}
 
 
 def measured_update(
-    agent: hk.Agent, batch: Batch, config: hk.Config, flops: float, tokens: int, rate: float
+    agent: hk.Agent, batch: Batch, config: hk.Config, *, flops: float, tokens: int, rate: float
 ) -> dict[str, Any]:
     """One whole update; with half as many tokens in a pass, and once more, where the device has not enough memory."""
     while True:
@@ -301,6 +319,26 @@ def measured_update(
             "seconds": round(took.seconds, 4), "updates": len(stats.minibatches),
             "microbatch_tokens": config.microbatch_tokens, "peak_bytes": took.peak,
         }  # fmt: skip
+
+
+def vllm(name: str, device: torch.device, size: Size, small: bool) -> dict[str, Any]:
+    """Rollout by vLLM, and what it takes to give it new weights."""
+    from hacpo_kit.engines.vllm import VLLM
+
+    options = {"gpu_memory_utilization": 0.5} if device.type == "cuda" else {}
+    engine = VLLM(enforce_eager=True, max_model_len=size.prompt_tokens + size.new_tokens + 8, **options)
+    agent = random_agent(name, device, small)
+    agent.engine = engine
+    pool, timings = sampled(agent, size)
+    agent.weights_version += 1
+    with Measured(device) as took:
+        agent.engine.synchronise(agent)
+    agent.engine.close()
+    return {
+        "rollouts": len(pool), "sampled_tokens": pool.tokens, "enforce_eager": True,
+        "rollout_tokens_per_second": round(pool.tokens / timings["seconds_rollout"], 1),
+        "synchronise_seconds": round(took.seconds, 4),
+    }  # fmt: skip
 
 
 # ── the report ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -342,6 +380,9 @@ def measure(device: torch.device, size: Size, out: Path, small: bool) -> dict[st
             with clock.part(name, size.needs["learn"]) as there_is_time:
                 if there_is_time:
                     keep(name, learn(where, size))
+        with clock.part("vllm", size.needs["vllm"]) as there_is_time:
+            if there_is_time:
+                keep("vllm", vllm(next(iter(SHAPES)), device, size, small))
     keep("skipped", clock.skipped)
     return report
 
@@ -351,6 +392,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="store_true", help="the same code with small shapes on one CPU thread")
     parser.add_argument("--out", type=Path, default=None, help="default: reports/gpu.json, or gpu-cpu.json with --cpu")
+    parser.add_argument("--seconds", type=float, default=None, help="time for all of it; a busy machine needs more")
     args = parser.parse_args(arguments)
     if not args.cpu and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --cpu runs the same code with small shapes")
@@ -360,7 +402,8 @@ def main(arguments: list[str] | None = None) -> None:
     out = args.out or ROOT / "reports" / ("gpu-cpu.json" if args.cpu else "gpu.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     device = torch.device("cpu" if args.cpu else "cuda:0")
-    report = measure(device, CPU if args.cpu else GPU, out, small=args.cpu)
+    size = CPU if args.cpu else GPU
+    report = measure(device, replace(size, budget=args.seconds or size.budget), out, small=args.cpu)
     for name, part in report.items():
         for key, value in part.items() if isinstance(part, dict) else [("", part)]:
             print(f"{f'{name} {key}':45} {value}")

@@ -170,7 +170,10 @@ def sweep(grid: str, out: str | None, dry_run: bool, quiet: bool, **options) -> 
 @click.option("--out", default=None, help="Folder; default: in reports/runs/, named after the settings.")
 @click.option("--dtype", default="float32", show_default=True, help="Of the weights: float32, bfloat16, float16.")
 @click.option("--device", default=None, help="Default: a GPU if there is one; the CPU for built-in agents.")
-def evaluate(agents, sets, k, samples, temperature, max_new_tokens, batch, limit, seed, out, dtype, device) -> None:
+@click.option("--engine", default="transformers", show_default=True, help="What samples: transformers or vllm.")
+def evaluate(
+    agents, sets, k, samples, temperature, max_new_tokens, batch, limit, seed, out, dtype, device, engine
+) -> None:
     """Evaluate agents on test sets and print a table.
 
     AGENT: a built-in agent or set, a folder, a hub id; NAME=AGENT renames it. SET: arithmetic, sums, differences, larger,
@@ -185,10 +188,12 @@ def evaluate(agents, sets, k, samples, temperature, max_new_tokens, batch, limit
         names = [name for given in sets for part in given.split(",") if (name := part.strip())]
         how = {"k": k, "samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens, "limit": limit}
         if out is None:
-            mark = hashlib.sha256(repr((agents, names, how, batch, seed, dtype, device)).encode()).hexdigest()[:6]
+            asked = (agents, names, how, batch, seed, dtype, device, *([] if engine == "transformers" else [engine]))
+            mark = hashlib.sha256(repr(asked).encode()).hexdigest()[:6]
             told = re.sub(r"[^\w.=+-]+", "+", f"eval-{'+'.join(names)}")[:80]
             out = f"reports/runs/{told}-{mark}"
-        board = evaluate_sets(agents, names, out, **how, batch_size=batch, seed=seed, dtype=dtype, device=device)
+        load = {"dtype": dtype, "device": device, "engine": engine}
+        board = evaluate_sets(agents, names, out, **how, batch_size=batch, seed=seed, **load)
     click.echo(f"\n{board.to_markdown()}\n{out}: eval.json, eval.md, eval.csv, answers/")
 
 
@@ -248,6 +253,7 @@ def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt
 @click.option("--lora", is_flag=True, help="Only LoRA adapters learn.")
 @click.option("--offload", is_flag=True, help="Idle parts rest in host memory.")
 @click.option("--device", default=None, help="Default: a GPU if there is one.")
+@click.option("--engine", type=click.Choice(["transformers", "vllm"]), default="transformers", help="What samples.")
 @click.option("--device-memory", type=float, default=None, metavar="GIB", help="Default: that of the device.")
 @click.option("--out", default="reports/runs", show_default=True, help="Where runs are written.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (bytes).")

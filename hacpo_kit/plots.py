@@ -14,6 +14,8 @@ import plotly.graph_objects as go
 
 from hacpo_kit.compare import MEAN, interval
 from hacpo_kit.config import Config
+from hacpo_kit.memory import PARTS as MEMORY_PARTS
+from hacpo_kit.memory import usable
 from hacpo_kit.objective import clip_band
 from hacpo_kit.pictures import COLORS, DASHES, GREY, HEIGHT, draw
 from hacpo_kit.pictures import stages as stages
@@ -21,6 +23,7 @@ from hacpo_kit.records import Batch, StepStats
 
 if TYPE_CHECKING:
     from hacpo_kit.advantages import Capability
+    from hacpo_kit.memory import Estimate
 
 # a method looks the same on every page: the ablations of hacpo, seldom beside the other methods, share their colours dashed
 METHOD_STYLES = {
@@ -504,6 +507,22 @@ def ratio_history(history: Sequence[Mapping[str, Any]], agent: str) -> Figure:
         )
     _line(fig, 1.0)
     return fig
+
+
+def memory(estimate: Estimate, *, title: str = "Memory on the device, at most, in each phase of a step") -> Figure:
+    """What fills the device in each phase of a run, one bar an agent and phase (GiB); dotted: what it can hold."""
+    frame = estimate.to_frame()
+    names = [f"{plain(agent, 40)} · {phase}" for agent, phase in frame.index]
+    fig = figure(title, "GiB", "agent · phase", height=max(260, 110 + 34 * len(names)), barmode="stack", bargap=0.25)
+    for part, color in zip(MEMORY_PARTS, COLORS, strict=True):
+        if frame[part].max() > 0:
+            hover = f"%{{y}}: {part} %{{x:.1f}} GiB"
+            fig.add_bar(
+                x=frame[part], y=names, orientation="h", name=part, marker={"color": color}, hovertemplate=hover
+            )
+    fig.add_vline(x=usable(estimate.device_memory) / 2**30, line={"color": GREY, "dash": "dot", "width": 1})
+    fig.update_layout(meta={"panels": [""], "columns": 1}, margin={"l": 190})
+    return fig.update_yaxes(autorange="reversed", showgrid=False)
 
 
 def _line(fig: Figure, y: float, xref: str = "paper", yref: str = "y") -> None:

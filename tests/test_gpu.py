@@ -55,6 +55,9 @@ def test_every_part_leaves_its_figures_in_the_file(gpu, tiny, tmp_path):
         part = report[name]
         assert part["rollouts"] == 8 and 8 <= part["sampled_tokens"] <= 8 * 6 < part["tokens"]
         assert part["rollout_tokens_per_second"] > 0 < part["scoring_tokens_per_second"]
+        assert set(part["update"]) == {"plain", "gradient checkpointing", "offload"}
+        recomputed, plain = (part["update"][how]["estimated_peak_bytes"] for how in ("gradient checkpointing", "plain"))
+        assert 14 * part["parameters"] < recomputed <= plain and part["rollout_estimated_peak_bytes"] > 0
         for how in part["update"].values():
             assert how["tokens_per_second"] > 0 < how["share_of_matrix_rate"] < 1
     # float32 on one device: the same seed learns the same
@@ -113,7 +116,7 @@ def test_without_enough_memory_a_pass_becomes_smaller(gpu, batch_of, monkeypatch
 
     monkeypatch.setattr(hk, "update", short)
     config = hk.Config.preset("gspo", microbatch_tokens=4096)
-    out = gpu.measured_update(agent, batch, config, 1e6, 100, 1e9)
+    out = gpu.measured_update(agent, batch, config, flops=1e6, tokens=100, rate=1e9)
     assert out["microbatch_tokens"] == 1024 and agent.updates == 1
 
 

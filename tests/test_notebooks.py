@@ -32,6 +32,7 @@ SMALL: dict[str, dict] = {
     "10_when_sharing_hurts": {"steps": 4},
     "11_explorer": {"steps": 2, "problems_per_step": 16},
     "12_monitor": {"prompts_per_step": 8, "test_size": 20},
+    "13_gpu_paper_pair": {"trial_steps": 2, "trial_prompts": 8, "test_size": 20},
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hacpo_kit as hk
+from hacpo_kit.memory import Estimate, Phase, usable
 from hacpo_kit.plots import MAX_POINTS, Figure, interval
 from hacpo_kit.records import Batch, MiniBatch, Pool, Rollout, StepStats
 
@@ -59,7 +60,17 @@ def figures():
         "advantages": hk.plots.advantages([batch("A"), batch("B")]),
         "clip_bands": hk.plots.clip_bands({"0.2": hk.Config(), "0.8": hk.Config(delta=0.8)}, stats=stats()),
         "gradient_shares": hk.plots.gradient_shares(pd.DataFrame({"own": [0.9, 0.4], "B": [0.1, 0.6]})),
+        "memory": hk.plots.memory(needs()),
     }
+
+
+def needs():
+    """Two agents, one of which needs more than there is."""
+    phases = (
+        Phase("A", "rollout", weights=2**30, cache=2 * 2**30, others=2**30),
+        Phase("$B$", "update", weights=2**30, optimizer=6 * 2**30, work=3 * 2**30),
+    )
+    return Estimate(phases, {"A": 1, "$B$": 1}, {"A": 1, "$B$": 1}, False, 8 * 2**30, ())
 
 
 def batch(learner, advantages=(1.5, -0.5, -0.5, 1.0, -1.5, 0.0)):
@@ -87,7 +98,7 @@ def lines_figure(**options):
 @pytest.mark.parametrize(
     "name",
     ["importance_ratios", "capability_ratios", "learning_curves", "ratio_history", "lines", "capability_matrix", "advantages",
-     "clip_bands", "gradient_shares"],
+     "clip_bands", "gradient_shares", "memory"],
 )  # fmt: skip
 def test_every_plot_has_labels_and_a_static_picture(name):
     figure = figures()[name]
@@ -192,6 +203,14 @@ def test_advantages_count_every_rollout_once_by_source():
     weighted = hk.plots.advantages(batch("A"), weighted=True)
     assert "ω·A" in weighted.layout.xaxis.title.text and max(weighted.data[1].x) > 2.5
     assert len(hk.plots.advantages(batch("A", (0.0,) * 6)).png()) > 1000
+
+
+def test_memory_bars_add_up_to_what_each_phase_holds_and_a_line_says_what_there_is():
+    figure = hk.plots.memory(needs())
+    assert {bar.name: list(bar.x) for bar in figure.data} == {
+        "weights": [1, 1], "optimizer": [0, 6], "cache": [2, 0], "work": [0, 3], "others": [1, 0]
+    }  # fmt: skip
+    assert [shape.x0 for shape in figure.layout.shapes] == [usable(8 * 2**30) / 2**30]
 
 
 def test_clip_bands_narrow_with_every_update_and_end_at_one():

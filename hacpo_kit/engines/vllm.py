@@ -48,7 +48,7 @@ OPTIONS = {
     "enable_prefix_caching": "compute a prompt that is asked several times once (True)",
     "enforce_eager": "without compilation and CUDA graphs (on a CPU: True)",
     "dtype": "precision that it computes in (the agent's)",
-    "enable_sleep_mode": "give its memory away while others work (True on a GPU, for one engine in a process)",
+    "enable_sleep_mode": "give its memory away while others work (with offload=True on a GPU, for one engine in a process)",
 }
 TEMPERATURES = (0.01, 2.0)  # vLLM raises what is below without an error and refuses what is above
 GIB = 2**30
@@ -205,7 +205,8 @@ class VLLM:
         if _unused & set(_running):
             _close_all()
         LLM, _, platform = _vllm()
-        self._can_sleep = self.options.get("enable_sleep_mode", platform.is_sleep_mode_available() and not _running)
+        needed = agent.offload is not None and platform.is_sleep_mode_available()
+        self._can_sleep = self.options.get("enable_sleep_mode", needed and not _running)
         settings = {
             "dtype": str(agent.model.dtype).removeprefix("torch."),
             "max_model_len": agent.max_length,
