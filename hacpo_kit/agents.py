@@ -20,7 +20,7 @@ from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.engines import ENGINES
 from hacpo_kit.engines import transformers as transformers_engine
 from hacpo_kit.hub import hub_options
-from hacpo_kit.lora import add_adapter, has_adapter, merged_state
+from hacpo_kit.lora import add_adapter, check_extra, has_adapter, merged_state
 from hacpo_kit.memory import check_room
 from hacpo_kit.offload import Offload
 from hacpo_kit.optimizers import MasterAdamW
@@ -477,6 +477,8 @@ def load_agent(
     sampler = _engine(engine, engine_options)
     if device is None:
         device = "cuda" if torch.cuda.is_available() and _built_in(source) is None else "cpu"
+    if lora:
+        check_extra()
     from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds, and a misspelt name should not
 
     name = name or Path(str(source)).name
@@ -600,6 +602,10 @@ def locate(source: str | Path) -> tuple[str, bool]:
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
+            if (path / "adapter_config.json").exists():
+                raise FileNotFoundError(
+                    f"{path} holds adapters alone: merge them into their base model and save that first"
+                )
             raise FileNotFoundError(f"{path} holds no model: config.json is missing")
         return str(path), True
     if source in (known := built_in_names()):

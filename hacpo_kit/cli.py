@@ -253,6 +253,7 @@ def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt
 @click.option("--lora", is_flag=True, help="Only LoRA adapters learn.")
 @click.option("--offload", is_flag=True, help="Idle parts rest in host memory.")
 @click.option("--device", default=None, help="Default: a GPU if there is one.")
+@click.option("--engine", type=click.Choice(["transformers", "vllm"]), default="transformers", help="What samples.")
 @click.option("--device-memory", type=float, default=None, metavar="GIB", help="Default: that of the device.")
 @click.option("--out", default="reports/runs", show_default=True, help="Where runs are written.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (bytes).")

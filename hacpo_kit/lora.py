@@ -9,16 +9,23 @@ import torch
 from torch import Tensor
 
 
+def check_extra() -> None:
+    """Raises ModuleNotFoundError, naming the extra, without peft."""
+    try:
+        import peft  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("LoRA needs peft: pip install 'hacpo_kit[lora]'") from error
+
+
 def add_adapter(model, settings: Mapping[str, Any], *, seed: int):
     """The model with trainable LoRA adapters; `settings` are those of peft's LoraConfig, such as r and lora_alpha.
 
     Adapters are float32 whatever the model computes in, so that small steps are kept. `seed` fixes their first values.
     Raises ModuleNotFoundError without peft, ValueError for settings that peft refuses.
     """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("LoRA needs peft: pip install 'hacpo_kit[lora]'") from error
+    check_extra()
+    from peft import LoraConfig, get_peft_model
+
     settings = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", **settings}
     if settings.get("lora_dropout"):
         raise ValueError("lora_dropout: scores of one rollout would differ from call to call; leave it at 0")

@@ -88,7 +88,7 @@ class Phase:
     weights: int = 0
     optimizer: int = 0  # moments, and float32 masters of half-precision weights
     reference: int = 0  # the frozen copy for the KL
-    cache: int = 0  # keys and values of the answers that are being sampled
+    cache: int = 0  # keys and values of the answers that are being sampled; with vLLM all that its engine takes
     work: int = 0  # gradients, activations, logits
     others: int = 0  # what the other agents keep there
 
@@ -164,6 +164,8 @@ def estimate(
     *,
     prompt_tokens: int = 256,
     offload: bool = False,
+    engine: str = "transformers",
+    engine_options: Mapping[str, Any] | None = None,
     device: str | None = None,
     device_memory: int | None = None,
     revision: str | None = None,
@@ -174,8 +176,8 @@ def estimate(
 
     The toolkit's own passes run on PyTorch's meta device, where tensors have a shape and no contents, and the bytes that
     live at the same time are counted. Agents: names, sets, folders, hub ids, loaded agents, or by name transformers configs.
-    Prompts have `prompt_tokens` tokens, answers all `max_new_tokens`. `loading`: dtype,
-    lora, gradient_checkpointing and attention, as for `load_agent`. `device_memory` (bytes) defaults to the device's.
+    Prompts have `prompt_tokens` tokens, answers all `max_new_tokens`. `loading`: dtype, lora, gradient_checkpointing and
+    attention, as for `load_agent`. `device_memory` (bytes) defaults to the device's.
 
     Raises ValueError for a model that cannot be built, OSError for one that cannot be had, ModuleNotFoundError for `lora`
     without peft.
@@ -185,7 +187,9 @@ def estimate(
     device_memory = memory_of(device) if device_memory is None else device_memory
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     shapes = {name: Shape.of(source, **options, **loading) for name, source in _named(agents).items()}
-    plan = _Plan(config, prompt_tokens, offload, shapes)
+    # vLLM fills the share that it is given, with weights of its own and a cache
+    share = (engine_options or {}).get("gpu_memory_utilization", 0.3) if engine == "vllm" else 0.0
+    plan = _Plan(config, prompt_tokens, offload, shapes, engine=int(share * device_memory))
     phases = tuple(plan.phase(name, phase) for name in shapes for phase in PHASES)
     budget = usable(device_memory)
     advice = tuple(plan.advice(p, budget) for p in phases if p.total > budget)
@@ -355,6 +359,7 @@ class _Plan:
     offload: bool
     shapes: Mapping[str, Shape]
     measured: dict = field(default_factory=dict)
+    engine: int = 0  # bytes that each agent's engine takes
 
     def rows(self, phase: str) -> int:
         """Rollouts in one pass."""
@@ -382,10 +387,15 @@ class _Plan:
     def phase(self, name: str, phase: str) -> Phase:
         """One agent in one phase; without offload it and the others keep all that they have."""
         kept = self.shapes[name].kept(self.config)
-        others = sum(sum(shape.kept(self.config).values()) for n, shape in self.shapes.items() if n != name)
+        others = sum(sum(s.kept(self.config).values()) + self.engine for n, s in self.shapes.items() if n != name)
         if phase == "load" or (self.offload and phase != "update"):
             kept = {"weights": kept["weights"]}
-        needed = {} if phase == "load" else self.pass_(name, phase)
+        if phase == "rollout" and self.engine:
+            kept = {} if self.offload else kept  # the engine has weights of its own
+            needed = {"cache": self.engine}
+        else:
+            needed = {} if phase == "load" else self.pass_(name, phase)
+            needed |= {"cache": self.engine} if self.engine and phase != "load" and not self.offload else {}
         return Phase(name, phase, **kept, **needed, others=0 if self.offload else others)
 
     def changed(self, changes: Mapping[str, Any]) -> _Plan:
@@ -434,6 +444,8 @@ class _Plan:
             return None
         least = self.changed({name: width}).phase(at.agent, at.phase).total
         each = (self.phase(at.agent, at.phase).total - least) / (rows - 1)
+        if each <= 0:  # an engine that takes its share whatever it is asked
+            return None
         return width * max(1, int(1 + (budget - least) / each))
 
 

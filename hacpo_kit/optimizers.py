@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -63,7 +64,7 @@ class MasterAdamW(torch.optim.AdamW):
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts back what `tensors` gave; the settings of the groups come from the config, before every update.
 
-        Raises KeyError if a master is missing: the stored run computed in another precision.
+        Warns where float32 masters are missing, as in runs of earlier versions: they then begin as the weights, rounded.
         """
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
@@ -71,7 +72,16 @@ class MasterAdamW(torch.optim.AdamW):
             if name != "master":
                 state.setdefault(int(index), {})[name] = value
         self.load_state_dict({"state": state, "param_groups": self.state_dict()["param_groups"]})
+        missing = [
+            i for i, m in enumerate(self.masters) if m is not self.parameters[i] and f"{i}.master" not in tensors
+        ]
+        if missing:
+            warnings.warn(
+                f"the stored optimiser lacks the float32 masters of {len(missing)} half-precision weights; they begin as the "
+                "stored weights, so that what had been rounded off is lost",
+                stacklevel=2,
+            )
         with torch.no_grad():
-            for i, (p, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
-                if master is not p:
+            for i, master in enumerate(self.masters):
+                if f"{i}.master" in tensors:
                     master.copy_(tensors[f"{i}.master"])

@@ -330,6 +330,9 @@ def test_missing_folders_and_folders_without_a_model_are_named(tmp_path):
             hk.load_agent(missing)
     with pytest.raises(FileNotFoundError, match=r"holds no model: config\.json is missing"):
         hk.load_agent(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="holds adapters alone: merge them into their base model"):
+        hk.load_agent(tmp_path)
 
 
 def test_a_hub_id_without_a_network_says_what_was_tried():
@@ -354,6 +357,30 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(llama, 
         ValueError, match=r"tokenizer has 273 tokens, the model 271 embeddings.*resize_token_embeddings"
     ):
         hk.load_agent(folder, device="cpu")
+
+
+def test_a_model_with_more_rows_than_tokens_loads_samples_and_learns(qwen, problems, tmp_path):
+    """Padded vocabularies are common; the rows without a token take part in the softmax, on both sides."""
+    size = len(qwen.tokenizer)
+    with torch.random.fork_rng([]):
+        qwen.model.resize_token_embeddings(size + 6, mean_resizing=False)
+    agent = hk.load_agent(qwen.save(tmp_path / "padded"), device="cpu")
+    assert agent.model.get_input_embeddings().num_embeddings == size + 6 and len(agent.tokenizer) == size
+    result = hk.step(agent, problems[:2], hk.Capability(), hk.Config(n=2, max_new_tokens=8, minibatch=4))
+    stats = result.stats[agent.name].minibatches[0]
+    assert agent.updates == 1 and stats.ratio == pytest.approx(1, abs=2e-5)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused_before_weights_are_read(qwen, llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read the weights"))
+    qwen.tokenizer.eos_token = None
+    with pytest.raises(
+        ValueError, match=r"agent 'endless' has no end token, so no answer could end: set tokenizer\.eos_token"
+    ):
+        hk.load_agent(qwen.save(tmp_path / "endless"), device="cpu")
+    llama.tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"agent 'plain' has no chat template; use prompt_format='plain', or set"):
+        hk.load_agent(llama.save(tmp_path / "plain"), device="cpu", prompt_format="chat")
 
 
 def test_half_precision_is_loaded_and_its_softmax_is_not(qwen):

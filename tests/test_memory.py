@@ -190,8 +190,8 @@ def test_resume_on_the_command_line_takes_the_advised_setting(tmp_path, monkeypa
 # ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 LLAMA = LlamaConfig(
-    hidden_size=768, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=12, num_key_value_heads=4,
-    vocab_size=64000, tie_word_embeddings=True,
+    hidden_size=512, intermediate_size=2048, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=4,
+    vocab_size=32000, tie_word_embeddings=True,
 )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def measured(work):
         ("llama-differences", "bfloat16", True, 64),
         (LLAMA, "bfloat16", False, 2),
     ],
-    ids=["qwen3-sums", "llama-differences", "llama-84M"],
+    ids=["qwen3-sums", "llama-differences", "llama-28M"],
 )
 def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows):
     config = read_config(config) if isinstance(config, str) else config
@@ -283,10 +283,24 @@ def test_offload_leaves_room_for_the_phase_of_one_agent():
     assert moved["work"].tolist() == plain["work"].tolist()
 
 
+def test_an_engine_of_its_own_takes_its_share_and_makes_room_only_with_offload():
+    config, how = hk.Config(max_new_tokens=64), {"dtype": "bfloat16", "device_memory": 80 * 2**30, "engine": "vllm"}
+    plain = estimate({"a": BIG, "b": BIG}, config, **how).to_frame()
+    moved = estimate({"a": BIG, "b": BIG}, config, offload=True, engine_options={"gpu_memory_utilization": 0.5}, **how)
+    assert plain["cache"].tolist() == pytest.approx([0, 24, 24, 24] * 2)
+    assert plain["others"].tolist() == pytest.approx(
+        [plain.loc[("a", "update"), ["weights", "optimizer"]].sum() + 24] * 8
+    )
+    moved = moved.to_frame()
+    assert moved["cache"].tolist() == pytest.approx([0, 40, 0, 0] * 2)
+    assert moved.loc[("a", "rollout"), "total"] == pytest.approx(40)
+
+
 def test_what_is_advised_does_fit():
+    pair = dict.fromkeys("ab", Qwen3Config(**{**BIG.to_dict(), "num_hidden_layers": 1, "layer_types": None}))
     config = hk.Config(max_new_tokens=1000, rollout_batch=256, microbatch_tokens=32768, minibatch=128, beta=0.01)
     how = {"prompt_tokens": 24, "dtype": "bfloat16", "device_memory": 48 * 2**30}
-    found = estimate({"a": BIG, "b": BIG}, config, **how)
+    found = estimate(pair, config, **how)
     assert not found.fits and len(found.advice) == sum(p.total > memory.usable(48 * 2**30) for p in found.phases)
     text = " ".join(found.advice)
     assert "offload=True" in text and "and it needs" in text and "does not fit in 48.0 GiB" in repr(found)
@@ -294,9 +308,9 @@ def test_what_is_advised_does_fit():
     changes = dict(part.split("=") for part in line.split(": set ")[1].split(", and it needs ")[0].split(", "))
     settings = {k: int(v) for k, v in changes.items() if k in hk.Config.__dataclass_fields__}
     loading = {k: v == "True" for k, v in changes.items() if k not in settings}
-    again = estimate({"a": BIG, "b": BIG}, config.replace(**settings), **how, **loading)
+    again = estimate(pair, config.replace(**settings), **how, **loading)
     assert next(p for p in again.phases if p.phase == "update").total <= memory.usable(48 * 2**30)
-    tiny = estimate({"a": BIG}, config, **{**how, "device_memory": 2**30})
+    tiny = estimate({"a": pair["a"]}, config, **{**how, "device_memory": 2**30})
     assert "take a smaller model" in tiny.advice[0]
 
 
