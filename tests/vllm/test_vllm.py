@@ -1,4 +1,7 @@
-"""The vLLM engine itself, on a CPU: greedy text, distributions, weights that follow, restarts, training."""
+"""The vLLM engine itself, on a CPU: greedy text, distributions, weights that follow, training, restarts.
+
+Engines of a process close together, so what makes them start anew comes last.
+"""
 
 import copy
 import json
@@ -185,6 +188,44 @@ def test_what_was_computed_for_a_prompt_with_old_weights_is_not_used_again(pair)
     assert min(cached[1]) >= 128 and cached[2][0] == 0
 
 
+def test_evaluation_and_copies_of_agents_use_their_own_engine(pair, test_problems):
+    twin = copy.deepcopy(pair[0])
+    assert twin.engine is not pair[0].engine and twin.engine._llm is None
+    disturb(twin, scale=0.1)
+    result = hk.evaluate([pair[0], pair[1]], test_problems, progress=False)
+    plain = hk.evaluate(hk.load_agents("tiny-model-pair", device="cpu"), test_problems, progress=False)
+    assert result.agents == plain.agents
+    check_greedy(twin, test_problems[:4])
+    check_greedy(pair[0], test_problems[:4])
+
+
+def test_sleep_is_not_to_be_had_on_a_cpu_and_does_no_harm(pair, test_problems):
+    check_greedy(pair[0], test_problems[:2])
+    assert pair[0].engine.sleep() is False
+    check_greedy(pair[0], test_problems[:2])
+    with pytest.raises(ValueError, match="has the weights of agent 'qwen3-sums'"):
+        pair[0].engine.sample(pair[1], [(1, 2)], **GREEDY)
+
+
+def test_training_with_vllm_learns_and_a_resumed_run_ends_the_same(tmp_path, pair):
+    train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 200), ("test", 60)))
+    config = CONFIG.replace(prompts_per_step=16, n=8, minibatch=64)
+    how = dict(test=test, eval_every=2, save_every=2, progress="off")
+    first = hk.train(pair, train, config, 4, out=tmp_path / "run", **how)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    for name, values in line["agents"].items():
+        assert values["engine_gap_mean"] < 1e-5 and values["engine_gap_max"] < 1e-3
+        assert values["avg@1"] > first.history[0]["agents"][name]["avg@1"] + 0.1
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["agents"][0]["engine"] == "vllm"
+    ends = [copy.deepcopy(a.model.state_dict()) for a in pair]
+    # half of it in other engines, stopped there, and the rest in these
+    half = hk.load_agents("tiny-model-pair", device="cpu", engine="vllm")
+    hk.train(half, train, config, 2, out=tmp_path / "half", **how)
+    again = hk.resume(tmp_path / "half", steps=4, agents=pair, progress="off")
+    for agent, end in zip(again.agents, ends, strict=True):
+        assert all(torch.equal(value, end[name]) for name, value in agent.model.state_dict().items())
+
+
 def test_an_engine_that_dies_is_started_again_with_the_present_weights(pair, test_problems):
     agent, other = pair
     check_greedy(other, test_problems[:4])
@@ -227,25 +268,6 @@ def test_an_engine_that_cannot_start_says_why(test_problems):
         check_greedy(agent, test_problems[:2])
 
 
-def test_training_with_vllm_learns_and_a_resumed_run_ends_the_same(tmp_path, pair):
-    train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 200), ("test", 60)))
-    config = CONFIG.replace(prompts_per_step=16, n=8, minibatch=64)
-    how = dict(test=test, eval_every=2, save_every=2, progress="off")
-    first = hk.train(pair, train, config, 4, out=tmp_path / "run", **how)
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    for name, values in line["agents"].items():
-        assert values["engine_gap_mean"] < 1e-5 and values["engine_gap_max"] < 1e-3
-        assert values["avg@1"] > first.history[0]["agents"][name]["avg@1"] + 0.1
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["agents"][0]["engine"] == "vllm"
-    ends = [copy.deepcopy(a.model.state_dict()) for a in pair]
-    # half of it in other engines, stopped there, and the rest in these
-    half = hk.load_agents("tiny-model-pair", device="cpu", engine="vllm")
-    hk.train(half, train, config, 2, out=tmp_path / "half", **how)
-    again = hk.resume(tmp_path / "half", steps=4, agents=pair, progress="off")
-    for agent, end in zip(again.agents, ends, strict=True):
-        assert all(torch.equal(value, end[name]) for name, value in agent.model.state_dict().items())
-
-
 def test_adapters_are_merged_for_the_engine(test_problems):
     pytest.importorskip("peft")
     agent = hk.load_agent("llama-differences", device="cpu", engine="vllm", lora={"r": 4})
@@ -256,22 +278,3 @@ def test_adapters_are_merged_for_the_engine(test_problems):
                 p.normal_(0, 0.1)
     agent.weights_version += 1
     assert [a.ids for a in check_greedy(agent, test_problems[:10])] != old
-
-
-def test_evaluation_and_copies_of_agents_use_their_own_engine(pair, test_problems):
-    twin = copy.deepcopy(pair[0])
-    assert twin.engine is not pair[0].engine and twin.engine._llm is None
-    disturb(twin, scale=0.1)
-    result = hk.evaluate([pair[0], pair[1]], test_problems, progress=False)
-    plain = hk.evaluate(hk.load_agents("tiny-model-pair", device="cpu"), test_problems, progress=False)
-    assert result.agents == plain.agents
-    check_greedy(twin, test_problems[:4])
-    check_greedy(pair[0], test_problems[:4])
-
-
-def test_sleep_is_not_to_be_had_on_a_cpu_and_does_no_harm(pair, test_problems):
-    check_greedy(pair[0], test_problems[:2])
-    assert pair[0].engine.sleep() is False
-    check_greedy(pair[0], test_problems[:2])
-    with pytest.raises(ValueError, match="has the weights of agent 'qwen3-sums'"):
-        pair[0].engine.sample(pair[1], [(1, 2)], **GREEDY)
