@@ -8,7 +8,7 @@ SAME := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_
 	NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX" HF_HUB_OFFLINE=1
 NOTEBOOKS := $(wildcard notebooks/*.ipynb notebooks/exercises/*.ipynb)
 
-.PHONY: demo test test-vllm setup-vllm lab lint setup notebooks study bench
+.PHONY: demo test test-vllm test-ray setup-vllm lab lint setup notebooks study bench
 
 setup: $(READY)
 
@@ -42,6 +42,10 @@ setup-vllm: .venv-vllm/.ready
 
 test-vllm: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/vllm
+
+# agents in Ray workers, on a local cluster, in the same environment
+test-ray: setup-vllm
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/test_ray.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

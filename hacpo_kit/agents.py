@@ -38,6 +38,7 @@ class Agent:
     """
 
     engine = transformers_engine  # how it samples, unless another engine is given
+    remote = False  # whether the model is in a worker (`hacpo_kit.remote`)
 
     def __init__(
         self,
@@ -107,9 +108,14 @@ class Agent:
         return {} if self.offload is None else self.offload.spent()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return self.model.dtype
+
+    @property
     def half(self) -> bool:
         """Whether the model computes in half precision."""
-        return self.model.dtype in (torch.bfloat16, torch.float16)
+        return self.dtype in (torch.bfloat16, torch.float16)
 
     @property
     def max_length(self) -> int:
@@ -386,11 +392,22 @@ def built_in_sets() -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def load_agents(names: str | Sequence[str | Agent], **options: Any) -> list[Agent]:
+def load_agents(
+    names: str | Sequence[str | Agent],
+    *,
+    workers: str | None = None,
+    threads: int | None = None,
+    num_gpus: float | None = None,
+    **options: Any,
+) -> list[Agent]:
     """Agents of a built-in set ("tiny-model-pair"), or one for each name in a list; `options` as in `load_agent`.
 
-    Agents that would have the same name get #2, #3, … after it. Raises ValueError for an unknown set, and for one Agent
-    given twice.
+    Agents that would have the same name get #2, #3, … after it. With workers="ray" each agent lives in a process of its
+    own, on the Ray cluster of RAY_ADDRESS or else on this machine, with `threads` of a CPU (default: this process's
+    divided among them) and `num_gpus` (default: one where the cluster has GPUs); they work at the same time.
+
+    Raises ValueError for an unknown set, for one Agent given twice, for fewer GPUs than asked for, and for a loaded Agent
+    where workers load; ModuleNotFoundError without Ray.
     """
     if isinstance(names, str):
         sets = built_in_sets()
@@ -400,9 +417,19 @@ def load_agents(names: str | Sequence[str | Agent], **options: Any) -> list[Agen
                 "give a list for agents of your own"
             )
         names = sets[names]["agents"]
-    agents = [a if isinstance(a, Agent) else load_agent(a, **options) for a in names]
-    if not agents:
+    names = list(names)
+    if not names:
         raise ValueError("no agents given")
+    if workers is not None:
+        from hacpo_kit.remote import load_in_workers
+
+        agents = load_in_workers([(name, options) for name in names], workers, threads=threads, num_gpus=num_gpus)
+    elif threads is not None or num_gpus is not None:
+        raise ValueError(
+            "threads= and num_gpus= are of workers: give workers='ray', or use torch.set_num_threads and device="
+        )
+    else:
+        agents = [a if isinstance(a, Agent) else load_agent(a, **options) for a in names]
     taken: dict[str, Agent] = {}
     for agent in agents:
         if taken.get(agent.name) is agent:
@@ -424,9 +451,21 @@ def as_list(agents: Agent | Sequence[Agent]) -> list[Agent]:
     return agents
 
 
-def each(agents: Sequence[Agent], function: Callable, *args: Any, **settings: Any) -> list[Any]:
-    """What `function(agent, …)` gives for every agent, in their order."""
-    return [function(agent, *args, **settings) for agent in agents]
+def each(agents: Sequence[Agent], function: Callable, *args: Any, bar=None, **settings: Any) -> list[Any]:
+    """What `function(agent, …)` gives for every agent, in their order; agents in workers do it there, at the same time.
+
+    A function gets the progress `bar` if there is one; for a worker it advances when the agent is done.
+    """
+    if any(agent.remote for agent in agents):
+        from hacpo_kit.remote import each_in_workers
+
+        return each_in_workers(agents, function, args, settings, bar)
+    if bar is not None:
+        settings["bar"] = bar
+    values = []
+    for agent in agents:
+        values.append(function(agent, *args, **settings))
+    return values
 
 
 def check_names(agents: Sequence[Agent]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm.auto import tqdm
 
-from hacpo_kit.agents import Agent, as_list
+from hacpo_kit.agents import Agent, as_list, each
 from hacpo_kit.records import Rollout
 from hacpo_kit.rewards import boxed_math, score
 from hacpo_kit.rollouts import check_request, sample
@@ -82,17 +82,17 @@ def evaluate(
     results, answers = {}, []
     gold = {p.id: p.gold for p in problems}
     total = len(agents) * len(problems) * samples
+    # a stream of its own: evaluating never changes what training samples
+    settings = dict(
+        temperature=temperature, max_new_tokens=max_new_tokens, seed=("evaluation", seed), batch_size=batch_size
+    )
     with tqdm(total=total, desc="evaluate", unit="answer", disable=not progress, leave=False) as bar:
-        for agent in agents:
-            # a stream of its own: evaluating never changes what training samples
-            settings = dict(
-                temperature=temperature, max_new_tokens=max_new_tokens, seed=("evaluation", seed), batch_size=batch_size
-            )
-            mine = sample(agent, problems, samples, **settings, bar=bar)
-            verdicts = score([(r.text, gold[r.problem]) for r in mine], fn=reward_function)
-            scored = [r.scored(v.reward, v.status) for r, v in zip(mine, verdicts, strict=True)]
-            results[agent.name] = summary(scored, k, samples)
-            answers += scored
+        written = each(agents, sample, problems, samples, **settings, bar=bar)
+    for agent, mine in zip(agents, written, strict=True):
+        verdicts = score([(r.text, gold[r.problem]) for r in mine], fn=reward_function)
+        scored = [r.scored(v.reward, v.status) for r, v in zip(mine, verdicts, strict=True)]
+        results[agent.name] = summary(scored, k, samples)
+        answers += scored
     return Evaluation(results, tuple(answers))
 
 

@@ -54,6 +54,7 @@ class Experiment:
     eval_every: int = 4
     eval_k: int = 1
     save_every: int = 5
+    workers: str = ""  # "ray": each agent in a process of its own, on the cluster of RAY_ADDRESS or this machine
     settings: dict = field(default_factory=dict, hash=False)  # every other setting of Config: {"beta": 0.001}
     out: str = ""  # the run folder; empty: reports/runs/ and a name made of the parameters
 
@@ -73,7 +74,7 @@ class Experiment:
         """The run folder; equal parameters have the same one, so that running again goes on, and others never collide."""
         if self.out:
             return Path(self.out)
-        settings = {k: v for k, v in asdict(self).items() if k not in ("out", "steps") and v != {}}
+        settings = {k: v for k, v in asdict(self).items() if k not in ("out", "steps", "workers") and v != {}}
         mark = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:6]
         agents = re.sub(r"[^\w.+-]+", "+", self.agents)[-40:]
         # a notebook's working folder is notebooks/; runs of a clone lie in the clone's reports/
@@ -110,7 +111,8 @@ class Experiment:
         from hacpo_kit.training import train
 
         config = self.config()  # bad settings are refused before anything is loaded
-        agents = load_agents(self.sources(), dtype=self.dtype, engine=self.engine)
+        how = {"dtype": self.dtype, "engine": self.engine, "workers": self.workers or None}
+        agents = load_agents(self.sources(), **how)
         problems, test = self.problem_set(), self.test_set()
         further = [name for t in self.tests.split(",") if (name := t.strip())]
         names = [Path(t).stem for t in further]
@@ -157,6 +159,8 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
     for name in ("steps", "test_size", "eval_every", "eval_k", "save_every"):
         if getattr(experiment, name) < 1:
             raise ValueError(f"{name}={getattr(experiment, name)}: it must be at least 1")
+    if experiment.workers not in ("", "ray"):
+        raise ValueError(f"workers={experiment.workers!r}: it takes 'ray', or nothing for agents in this process")
     if experiment.dtype not in TRAINED_IN:
         raise ValueError(f"dtype={experiment.dtype!r}: a model trains in one of {', '.join(TRAINED_IN)}")
     if experiment.engine not in ENGINES:

@@ -131,7 +131,7 @@ def _values(name: str, given: Any, place: str) -> list[Any]:
 
 def _checked(parameters: Mapping[str, Any], place: str) -> Experiment:
     for name, value in parameters.items():
-        if name not in ("out", "settings", "tests") and (value == "" or isinstance(value, Mapping)):
+        if name not in ("out", "settings", "tests", "workers") and (value == "" or isinstance(value, Mapping)):
             raise ValueError(f"{place}: {name} has no value; none stands for: as the method has it")
     try:
         experiment = check_parameters(parameters)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from hacpo_kit.agents import Agent, as_list, microbatches
+from hacpo_kit.agents import Agent, as_list, each, microbatches
 from hacpo_kit.engines import Answer
 from hacpo_kit.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.records import Pool, Rollout, derive_seed, engine_gap
@@ -52,21 +52,34 @@ def rollout(
     problems = list(problems)
     check_request(agents, problems, n, max_new_tokens, batch_size)
     _check_distribution(temperature, top_p, top_k)
-    rollouts: list[Rollout] = []
-    with tqdm(
-        total=len(agents) * len(problems) * n, desc="rollout", unit="rollout", disable=not progress, leave=None
-    ) as bar:
-        for agent in agents:
-            with timed(timings, "seconds_rollout"):
-                how = {"max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
-                mine = sample(agent, problems, n, temperature=temperature, bar=bar, **how)
-            with timed(timings, "seconds_scoring"):
-                mine = score(agent, mine, temperature=temperature, tokens=scoring_tokens)
-            rollouts += mine
-            _warn_if_cut(agent, mine, max_new_tokens)
-            _warn_if_engine_differs(agent, mine)
+    how = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
+    total = len(agents) * len(problems) * n
+    start = time.perf_counter()
+    with tqdm(total=total, desc="rollout", unit="rollout", disable=not progress, leave=None) as bar:
+        written = each(agents, _answers, problems, n, how, scoring_tokens, bar=bar)
+    share_out(timings, time.perf_counter() - start, [times for _, times in written])
+    rollouts = tuple(r for mine, _ in written for r in mine)
     updates = {agent.name: agent.updates for agent in agents}
-    return Pool(tuple(rollouts), tuple(problems), tuple(updates), n, temperature, updates)
+    return Pool(rollouts, tuple(problems), tuple(updates), n, temperature, updates)
+
+
+def _answers(
+    agent: Agent,
+    problems: Sequence[Problem],
+    n: int,
+    how: Mapping[str, Any],
+    scoring_tokens: int,
+    bar: tqdm | None = None,
+) -> tuple[list[Rollout], dict[str, float]]:
+    """One agent's part of a pool, and its times."""
+    times: dict[str, float] = {}
+    with timed(times, "seconds_rollout"):
+        mine = sample(agent, problems, n, **how, bar=bar)
+    with timed(times, "seconds_scoring"):
+        mine = score(agent, mine, temperature=how["temperature"], tokens=scoring_tokens)
+    _warn_if_cut(agent, mine, how["max_new_tokens"])
+    _warn_if_engine_differs(agent, mine)
+    return mine, times
 
 
 def sample(
@@ -193,7 +206,7 @@ def _warn_if_cut(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int)
         warnings.warn(
             f"{share:.0%} of the answers of agent {agent.name!r} were cut at {max_new_tokens} tokens and can hardly "
             "earn a reward; raise max_new_tokens",
-            stacklevel=3,
+            stacklevel=5,
         )
 
 
@@ -208,8 +221,17 @@ def _warn_if_engine_differs(agent: Agent, rollouts: Sequence[Rollout]) -> None:
             f"average and {gap['engine_gap_max']:.2g} at most (usual is a mean below {bound:g}): the engine samples from another "
             "distribution than the one that learns; compare their dtype, and close the engine (agent.engine.close()) to "
             "have it start anew",
-            stacklevel=3,
+            stacklevel=5,
         )
+
+
+def share_out(timings: dict[str, float] | None, seconds: float, parts: Sequence[Mapping[str, float]]) -> None:
+    """Adds wall time to timings, divided as the agents' own times are: in workers, many run at once."""
+    if timings is None:
+        return
+    whole = sum(sum(part.values()) for part in parts)
+    for name, spent in ((name, spent) for part in parts for name, spent in part.items()):
+        timings[name] = timings.get(name, 0.0) + seconds * spent / whole
 
 
 class timed:

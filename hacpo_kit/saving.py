@@ -23,11 +23,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
-from hacpo_kit.agents import Agent, quiet
+from hacpo_kit.agents import Agent, each, quiet
 from hacpo_kit.files import write_json
 from hacpo_kit.lora import adapter_tensors, has_adapter, load_adapter
 from hacpo_kit.optimizers import MasterAdamW
 from hacpo_kit.records import Pool
+from hacpo_kit.remote import check_arrived
 
 KEEP = 2  # checkpoints kept: the last, and the one before it should the last be damaged
 
@@ -76,23 +77,15 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
     The checkpoint appears under its name only when it is complete. Raises OSError if it cannot be written, ValueError
     if the folder holds something else than a checkpoint.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # workers may have another working directory
     if folder.exists() and not (folder / "state.json").exists() and (folder.is_file() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty and no checkpoint; choose another folder")
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir(parents=True)
     try:
-        (temporary / "optimizers").mkdir()
+        entries = each(agents, _save_agent, temporary)
         for agent in agents:
-            agent.save(temporary / "agents" / agent.name)
-            if agent.reference is not None:
-                with quiet():
-                    agent.reference.save_pretrained(temporary / "references" / agent.name)
-            if has_adapter(agent.model):  # the agent's folder has them merged in, which cannot be undone exactly
-                (temporary / "adapters").mkdir(exist_ok=True)
-                save_file(adapter_tensors(agent.model), temporary / "adapters" / f"{agent.name}.safetensors")
-            tensors = {} if agent.optimizer is None else agent.optimizer.tensors()
-            save_file(tensors, temporary / "optimizers" / f"{agent.name}.safetensors")
+            check_arrived(agent, temporary / "agents" / agent.name)
         save_file(_random_tensors(), temporary / "random.safetensors")
         python = random.getstate()
         write_json(
@@ -101,7 +94,7 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
                 **state.totals,
                 "position": state.position,
                 "capability": state.capability.to_dict(),
-                "agents": [_describe(agent) for agent in agents],
+                "agents": entries,
                 "random": [python[0], list(python[1]), python[2]],
             },
         )
@@ -118,6 +111,25 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
     return folder
 
 
+def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
+    """Writes one agent's part of a checkpoint and returns its entry."""
+    agent.save(folder / "agents" / agent.name)
+    if agent.reference is not None:
+        with quiet():
+            agent.reference.save_pretrained(folder / "references" / agent.name)
+    if has_adapter(agent.model):  # the agent's folder has them merged in, which cannot be undone exactly
+        (folder / "adapters").mkdir(exist_ok=True)
+        save_file(adapter_tensors(agent.model), folder / "adapters" / f"{agent.name}.safetensors")
+    tensors = {} if agent.optimizer is None else agent.optimizer.tensors()
+    (folder / "optimizers").mkdir(exist_ok=True)
+    save_file(tensors, folder / "optimizers" / f"{agent.name}.safetensors")
+    return {
+        "name": agent.name, "origin": agent.origin, "updates": agent.updates, "steps": agent.steps,
+        "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
+        "dtype": str(agent.dtype).removeprefix("torch."),
+    }  # fmt: skip
+
+
 def restore(folder: str | Path, agents: Sequence[Agent]) -> State:
     """Puts agents and random generators back to a checkpoint and returns where the run stood.
 
@@ -130,8 +142,7 @@ def restore(folder: str | Path, agents: Sequence[Agent]) -> State:
     names = [a["name"] for a in stored["agents"]]
     if names != [a.name for a in agents]:
         raise ValueError(f"checkpoint {folder} holds agents {names}, not {[a.name for a in agents]}")
-    for agent, entry in zip(agents, stored["agents"], strict=True):
-        _restore_agent(agent, folder, entry)
+    each(agents, _restore_agent, folder.absolute(), {entry["name"]: entry for entry in stored["agents"]})
     tensors = load_file(folder / "random.safetensors")
     torch.set_rng_state(tensors["torch"])
     keys = tensors["numpy_keys"].numpy().astype(np.uint32)
@@ -146,19 +157,12 @@ def _capability(stored: Mapping[str, Any]) -> Capability:
     return Capability(stored["window"], {name: tuple(past) for name, past in stored["history"].items()})
 
 
-def _describe(agent: Agent) -> dict[str, Any]:
-    return {
-        "name": agent.name, "origin": agent.origin, "updates": agent.updates, "steps": agent.steps,
-        "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
-        "dtype": str(agent.model.dtype).removeprefix("torch."),
-    }  # fmt: skip
-
-
-def _restore_agent(agent: Agent, folder: Path, entry: Mapping[str, Any]) -> None:
+def _restore_agent(agent: Agent, folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
     if has_adapter(agent.model):
         load_adapter(agent.model, load_file(folder / "adapters" / f"{agent.name}.safetensors"))
     else:
         _load_weights(agent.model, folder / "agents" / agent.name)
+    entry = entries[agent.name]
     agent.updates, agent.steps = entry["updates"], entry["steps"]
     agent.weights_version += 1
     agent.reference = None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
-from hacpo_kit.agents import Agent, built_in_sets, load_agent
+from hacpo_kit.agents import Agent, built_in_sets, each, load_agent
 from hacpo_kit.benchmarks import ANSWER_TOKENS, BENCHMARKS
 from hacpo_kit.evaluation import how_often, summary
 from hacpo_kit.files import append_lines, locked, read_lines, write_json, write_text
@@ -304,11 +304,15 @@ def _agree(folder: Path, part: str, now: Mapping[str, Any]) -> None:
 
 
 def _identity(agent: Agent) -> dict[str, Any]:
+    return each([agent], _marks)[0]
+
+
+def _marks(agent: Agent) -> dict[str, Any]:
     mark = hashlib.sha256()
     for name, p in agent.model.named_parameters():  # a little of each: training moves them all
         mark.update(name.encode() + p.detach().reshape(-1)[:64].float().cpu().numpy().tobytes())
     return {
-        "weights": mark.hexdigest()[:16], "dtype": str(agent.model.dtype).removeprefix("torch."),
+        "weights": mark.hexdigest()[:16], "dtype": str(agent.dtype).removeprefix("torch."),
         "device": agent.device.type, "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
         **({"engine": engine} if (engine := agent.loading.get("engine", "transformers")) != "transformers" else {}),
     }  # fmt: skip

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COUNTS = ("step", "rollouts", "tokens", "seconds")  # columns of the table, not metrics
-MAY_CHANGE = ("steps", "save_every", "microbatch_tokens")  # a run goes on with another value of these
+MAY_CHANGE = ("steps", "save_every", "microbatch_tokens", "workers")  # a run goes on with another value of these
 THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",

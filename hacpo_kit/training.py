@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,24 +21,28 @@ import torch
 from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
-from hacpo_kit.agents import Agent, as_list, check_names, load_agent
+from hacpo_kit.agents import Agent, as_list, check_names, each, load_agent
 from hacpo_kit.changes import FIXED, check_change, record_change, replay, wanted_config
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.experience import Experience, drop_after, path_of
-from hacpo_kit.files import append_lines, locked, truncate_lines, write_json
+from hacpo_kit.files import append_lines, locked, read_lines, truncate_lines, write_json
 from hacpo_kit.live import unattended
 from hacpo_kit.problems import Problems, load_problems
 from hacpo_kit.records import Batch, Pool, StepStats
+from hacpo_kit.remote import WorkerLost, load_in_workers
 from hacpo_kit.rewards import boxed_math, reward
-from hacpo_kit.rollouts import rollout, timed
-from hacpo_kit.saving import State, restore_newest, save_checkpoint, versions
+from hacpo_kit.rollouts import rollout, share_out, timed
+from hacpo_kit.saving import State, checkpoints, restore_newest, save_checkpoint, versions
 from hacpo_kit.updates import update
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from hacpo_kit.problems import Problem
+
+
+LOSSES = 3  # of workers in one step, after which the run ends
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,7 +71,7 @@ def step(
 ) -> StepResult:
     """One step for all agents: ① rollout → ② reward → ③ advantage → ④ update.
 
-    Every learner's batch is built before any model changes, so the order of the agents does not matter.
+    No learner's batch depends on a model, so the order of the agents does not matter.
     """
     agents = as_list(agents)
     timings: dict[str, float] = {}
@@ -85,11 +90,11 @@ def step(
     with timed(timings, "seconds_reward"):
         pool = reward(pool, reward_function)
     capability = capability.observe(pool)
-    with timed(timings, "seconds_advantage"):
-        batches = {agent.name: advantage(pool, agent, capability, config) for agent in agents}
-    with timed(timings, "seconds_update"):
-        stats = {agent.name: update(agent, batches[agent.name], config) for agent in agents}
+    start = time.perf_counter()
+    learned = each(agents, _learn, pool, capability, config)
+    share_out(timings, time.perf_counter() - start, [times for *_, times in learned])
     names = [agent.name for agent in agents]
+    batches, stats = ({name: parts[i] for name, parts in zip(names, learned, strict=True)} for i in (0, 1))
     known = [name for name in names if name in capability]  # without a scorable rollout there is no capability
     metrics = {
         **timings,
@@ -105,6 +110,18 @@ def step(
         },
     }
     return StepResult(pool, capability, batches, stats, metrics, config)
+
+
+def _learn(
+    agent: Agent, pool: Pool, capability: Capability, config: Config
+) -> tuple[Batch, StepStats, dict[str, float]]:
+    """③ and ④ of one learner, and their times."""
+    times: dict[str, float] = {}
+    with timed(times, "seconds_advantage"):
+        batch = advantage(pool, agent, capability, config)
+    with timed(times, "seconds_update"):
+        stats = update(agent, batch, config)
+    return batch, stats, times
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -180,8 +197,12 @@ def train(
     Every change is a line of changes.jsonl and saves a checkpoint; a resumed run gets its changes back from there.
     `progress`: "bar", "lines", "off", or "auto" (lines where nobody watches, as under papermill).
 
+    A lost worker is replaced, where there is `out`: all agents go back to the last checkpoint, and the run goes on from
+    there as a resumed one does. A warning says so.
+
     Raises ValueError if `out` holds a run with other settings, agents, problems or reward function, and for an interval
-    below 1; and for a change of what a run is, such as its method or seed (`changes.FIXED`).
+    below 1; and for a change of what a run is, such as its method or seed (`changes.FIXED`). Raises WorkerLost if a worker
+    is lost without `out`, or time and again in the same step.
     """
     for name, interval in (("eval_every", eval_every), ("eval_k", eval_k), ("save_every", save_every)):
         if interval < 1:
@@ -191,6 +212,25 @@ def train(
     if record_every < 0:
         raise ValueError(f"record_every={record_every}: it must be 0 (never) or more")
     agents = as_list(agents)
+    with Interrupt() as watch:
+        losses, changes = Counter(), dict(changes or {})
+        while True:
+            try:
+                return _train(
+                    agents, problems, config, steps, out, test, tests, eval_every, eval_k, save_every, samples, save_first,
+                    record_every, reward_function, callbacks, changes, progress, watch,
+                )  # fmt: skip
+            except WorkerLost as lost:
+                if out is None:
+                    raise
+                _replace_workers(Path(out), agents, lost, losses)
+
+
+def _train(
+    agents, problems, config, steps, out, test, tests, eval_every, eval_k, save_every, samples, save_first, record_every,
+    reward_function, callbacks, changes, progress, watch,
+) -> Run:  # fmt: skip
+    """As `train`, up to the end or to the first lost worker."""
     problems = _as_problems(problems)
     tests = _as_tests(tests)
     problems.batch(0, config.prompts_per_step, seed=config.seed)  # too few problems: refused before anything is written
@@ -211,13 +251,14 @@ def train(
         if folder is not None:
             append_lines(folder / "metrics.jsonl", [line])
 
-    with locked(folder and folder / ".lock", what=f"run {folder}"), Interrupt() as watch:
+    with locked(folder and folder / ".lock", what=f"run {folder}"):
         if folder is not None:
             sets, intervals = (problems, test, tests), (eval_every, eval_k, save_every)
             record = _record(agents, *sets, config, steps, *intervals, samples, record_every, reward_function)
             state, history = _open_run(folder, record, config, agents, state)
             config = replay(folder, state.step, config)
-        config = _changed(config, config.replace(**(changes or {})), problems, folder, state.step)
+        config = _changed(config, config.replace(**changes), problems, folder, state.step)
+        changes.clear()  # on record from now on, and not to be made again should a worker be lost
         started, end = time.perf_counter() - state.seconds, watch.pressed
         with _reporter(mode, steps, state.step) as report:
             if not history:
@@ -250,6 +291,31 @@ def train(
         where = f"; the same call with out={str(folder)!r} goes on" if folder else "; without out= nothing was saved"
         print(f"stopped after step {state.step} of {steps}{where}")
     return Run(agents, config, tuple(history), state, folder, stopped, last)
+
+
+def _replace_workers(folder: Path, agents: Sequence[Agent], lost: WorkerLost, losses: Counter[int]) -> None:
+    """New workers for the lost ones; without a checkpoint, for all, so that every agent is as it was loaded.
+
+    `losses` counts them by step; raises WorkerLost at the last one that a step may have.
+    """
+    step = 1 + max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=-1)
+    losses[step] += 1
+    if losses[step] == LOSSES:
+        raise WorkerLost(
+            f"{LOSSES} times a worker was lost in step {step}, at last: {lost}. The run stays as it is at its last checkpoint; "
+            f"the same call with out={str(folder)!r} goes on from there"
+        ) from lost
+    gone = ", ".join(f"{agent.name!r} ({agent.lost})" for agent in agents if agent.remote and agent.lost)
+    saved = checkpoints(folder)
+    for agent in agents:
+        if agent.remote and (agent.lost or not saved):
+            agent.reload()
+    back = int(saved[-1].name.removeprefix("step-")) if saved else 0
+    warnings.warn(
+        f"step {step} lost the worker of agent {gone}; it has a new one, every agent is as after step {back}, and the run goes "
+        "on from there",
+        stacklevel=3,
+    )
 
 
 def _changed(config: Config, wanted: Config | None, problems: Problems, folder: Path | None, after: int) -> Config:
@@ -285,7 +351,7 @@ def resume(
 ) -> Run:
     """Goes on with a run from its folder alone, to its own number of steps or to `steps`.
 
-    Agents are loaded as they were; `loading` changes options of `load_agent`, such as the device, for all of them.
+    Agents are loaded as they were; `loading` changes options of `load_agents` for all of them, such as device or workers.
     What the folder cannot name (problems or agents from memory, an own reward function) has to be given again.
     Raises FileNotFoundError for a folder without a run, ValueError for what has to be given.
     """
@@ -303,7 +369,7 @@ def resume(
     if agents is None:
         if unknown := [a["name"] for a in record["agents"] if a["origin"] is None]:
             raise ValueError(f"agents {unknown} came from memory and cannot be loaded again; give agents=")
-        agents = [load_agent(a["origin"], **{**_usable(a), **(loading or {})}) for a in record["agents"]]
+        agents = _load_again(record, loading or {})
     problems = _again("problems", problems, record["problems"])
     test = _again("test", test, record["test"]) if record["test"] else None
     given, described = tests or {}, record.get("tests", {})
@@ -321,6 +387,19 @@ def resume(
         reward_function=reward_function,
         **options,
     )
+
+
+def _load_again(record: Mapping[str, Any], loading: Mapping[str, Any]) -> list[Agent]:
+    where = {**(record.get("workers") or {}), **loading}
+    loading = {name: where.pop(name) for name in loading if name not in ("workers", "threads", "num_gpus")}
+    sources = [(a["origin"], {**_usable(a), **loading}) for a in record["agents"]]
+    workers = where.pop("workers", None)
+    if workers is not None:
+        try:
+            return load_in_workers(sources, workers, **where)
+        except ModuleNotFoundError as error:
+            warnings.warn(f"{error}; the agents are loaded into this process, for the same result", stacklevel=3)
+    return [load_agent(source, **options) for source, options in sources]
 
 
 def _usable(agent: Mapping[str, Any]) -> dict[str, Any]:
@@ -391,9 +470,10 @@ def _record(
         "reward_function": getattr(reward_function, "__qualname__", type(reward_function).__qualname__),
         "agents": [
             {**a.loading, "name": a.name, "origin": a.origin, "prompt_format": "chat" if a.chat else "plain",
-             "template": a.template, "dtype": str(a.model.dtype).removeprefix("torch."), "device": str(a.device)}
+             "template": a.template, "dtype": str(a.dtype).removeprefix("torch."), "device": str(a.device)}
             for a in agents
         ],
+        "workers": next((a.workers for a in agents if a.remote), None),
         "problems": described(problems), "test": described(test),
         "tests": {name: described(further) for name, further in tests.items()}, "versions": versions(),
     }  # fmt: skip
@@ -463,7 +543,7 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
     other += elsewhere
     other += [f"microbatch_tokens {memory[0]} → {memory[1]}"] if memory else []
     if other:
-        warnings.warn(f"{folder} was begun with other {', '.join(other)}: it does not end bit for bit", stacklevel=4)
+        warnings.warn(f"{folder} was begun with other {', '.join(other)}: it does not end bit for bit", stacklevel=5)
 
 
 # ── progress and stops ───────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hacpo_kit.agents import Agent, microbatches
+from hacpo_kit.agents import Agent, each, microbatches
 from hacpo_kit.config import Config
 from hacpo_kit.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, lower_bound
@@ -30,6 +30,12 @@ def update(
     moved for that mini-batch, while those before it count.
     """
     check_batch(agent, batch, config)
+    if agent.remote:
+        if before is not None:
+            raise ValueError(
+                f"agent {agent.name!r}: before= looks at its model, which is in a worker; load it without workers="
+            )
+        return each([agent], update, batch, config)[0]
     sources = tuple(r.source for r in batch.pool)
     if not len(batch):
         warnings.warn(f"agent {agent.name!r} has no rollout to learn from: {dict(batch.left_out)}", stacklevel=2)
