@@ -31,7 +31,7 @@ def add_adapter(model, settings: Mapping[str, Any], *, seed: int):
         raise ValueError("lora_dropout: scores of one rollout would differ from call to call; leave it at 0")
     try:
         config = LoraConfig(task_type="CAUSAL_LM", **settings)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([]):  # they are made on the CPU
             torch.manual_seed(seed)
             return get_peft_model(model, config).eval()
     except (TypeError, ValueError) as error:
