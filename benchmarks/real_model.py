@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import torch
+from engines import speed
 
 import hacpo_kit as hk
 from hacpo_kit.agents import align
 from hacpo_kit.files import write_json
-from hacpo_kit.rollouts import sample
 from hacpo_kit.saving import versions
 from hacpo_kit.updates import minibatches
 
@@ -44,7 +44,7 @@ def main() -> None:
     rates = [matrix_rate(agent)]
     updates = update_shares(agent, problems[: args.prompts], args)
     rates.append(matrix_rate(agent))
-    rollouts = {n: rollout_speed(agent, problems, n, args) for n in (16, 64)}
+    rollouts = {n: speed({"own": agent}, problems[:n], args.new_tokens, args.repeats)["own"] for n in (16, 64)}
     rate = statistics.mean(r["rate"] for r in rates)
     report = {
         "model": Path(args.model).name, "dtype": args.dtype, "threads": args.threads, "device": str(agent.device),
@@ -123,18 +123,6 @@ def plain_update(agent, batch, config) -> None:
             (loss / len(rows)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-
-
-def rollout_speed(agent, problems, n: int, args) -> dict[str, float]:
-    """Sampled tokens a second with `n` sequences at once."""
-    speeds = []
-    for k in range(args.repeats):
-        answers = []
-        seconds = timed(agent, lambda k=k, answers=answers: answers.extend(
-            sample(agent, problems[:n], 1, temperature=1.0, max_new_tokens=args.new_tokens, seed=k)
-        ))  # fmt: skip
-        speeds.append(sum(len(r.token_ids) for r in answers) / seconds)
-    return {"median": round(statistics.median(speeds), 1), "min": round(min(speeds), 1), "max": round(max(speeds), 1)}
 
 
 def timed(agent, work) -> float:

@@ -21,16 +21,14 @@ def main(context: click.Context) -> None:
         os.environ.setdefault("HACPO_KIT_PROGRESS", "lines")
 
 
+def _pairs(argument: str, help: str):
+    """The option -p NAME VALUE, as often as wanted."""
+    return click.option("-p", argument, nargs=2, multiple=True, metavar="NAME VALUE", help=help)
+
+
 @main.command()
 @click.argument("notebook", default="06_experiment")
-@click.option(
-    "-p",
-    "parameters",
-    nargs=2,
-    multiple=True,
-    metavar="NAME VALUE",
-    help="Set a parameter of the notebook, or any setting of Config.",
-)
+@_pairs("parameters", "Set a parameter of the notebook, or any setting of Config.")
 @click.option("--name", default=None, help="Name of the run; default: notebook and parameters.")
 @click.option("--out", default="reports/runs", show_default=True, help="Folder for notebook, HTML and run folder.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -62,7 +60,7 @@ def run(notebook: str, parameters: tuple[tuple[str, str], ...], name: str | None
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False))
 @click.option("--steps", type=int, default=None, help="New number of steps; default: the run's own.")
-@click.option("-p", "changes", nargs=2, multiple=True, metavar="NAME VALUE", help="Change a setting from here on.")
+@_pairs("changes", "Change a setting from here on.")
 def resume(folder: str, steps: int | None, changes: tuple[tuple[str, str], ...]) -> None:
     """Go on with the run in FOLDER from its last checkpoint.
 
@@ -80,7 +78,7 @@ def resume(folder: str, steps: int | None, changes: tuple[tuple[str, str], ...])
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True))
-@click.option("-p", "parameters", nargs=2, multiple=True, metavar="NAME VALUE", help="Set a parameter of 07_compare.")
+@_pairs("parameters", "Set a parameter of 07_compare.")
 @click.option("--out", default=None, metavar="FILE", help="The HTML page; default: report.html in FOLDER.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def report(folder: str, parameters: tuple[tuple[str, str], ...], out: str | None, quiet: bool) -> None:
@@ -204,14 +202,7 @@ def export() -> None:
 
 @export.command("verl")
 @click.argument("out", type=click.Path(file_okay=False))
-@click.option(
-    "-p",
-    "parameters",
-    nargs=2,
-    multiple=True,
-    metavar="NAME VALUE",
-    help="A parameter as of `run`, or a setting of Config.",
-)
+@_pairs("parameters", "A parameter as of `run`, or a setting of Config.")
 @click.option("--run", "folder", default=None, metavar="FOLDER", help="Take all of it from this run; -p wins.")
 @click.option("--pair", default=None, help="The paper's settings for this pair of models; -p wins.")
 @click.option("--template", default="{}", metavar="JSON", help="For chat templates: '{\"enable_thinking\": false}'.")
@@ -245,7 +236,7 @@ def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt
 
 @main.command()
 @click.argument("agents", nargs=-1, metavar="[AGENT…]")
-@click.option("-p", "settings", nargs=2, multiple=True, metavar="NAME VALUE", help="Any setting of Config, or method.")
+@_pairs("settings", "Any setting of Config, or method.")
 @click.option("--pair", default=None, help="The paper's settings for one of its model pairs.")
 @click.option("--prompt-tokens", default=256, show_default=True, help="Length of the longest prompt.")
 @click.option("--dtype", default="float32", show_default=True, help="What the agents compute in: float32, bfloat16.")
