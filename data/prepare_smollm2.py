@@ -9,7 +9,9 @@ leaves plain Hugging Face folders and problems:
     smollm2               the model as it is: weights dequantised, stored in bfloat16
     smollm2-sums          after a short supervised training, mostly on sums
     smollm2-differences   after the same, mostly on differences
-    problems.jsonl, test.jsonl    sums and differences that none of the two trainings has seen, and a test set
+    test.jsonl            sums and differences that neither training has seen
+    problems.jsonl        others to learn from: the agents give right and wrong answers to each (eight tries, all alike
+                          would teach nothing)
 
 A folder that is there is kept: the same command goes on after a stop. With equal numbers of threads (OMP_NUM_THREADS) it
 gives the same weights again. Nothing is downloaded.
@@ -38,11 +40,15 @@ from transformers.utils import logging as transformers_logging
 
 from hacpo_kit.agents import Agent, load_agent
 from hacpo_kit.files import replacing
+from hacpo_kit.problems import Problem
+from hacpo_kit.rewards import score
+from hacpo_kit.rollouts import sample
 
 # ── 1. The task ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 SMALLEST, LARGEST = 5, 40  # of the two numbers: SmolLM2-135M adds such numbers right some of the time
-TEST_PROBLEMS = 100
+TEST_PROBLEMS = 200
+TRIES = 4  # of each agent at each problem, before one is chosen
 
 
 @dataclass(frozen=True)
@@ -86,10 +92,10 @@ def mixed(split: str, count: int | None = None) -> list[Question]:
     return [q for pair in pairs for q in pair][:count]
 
 
-def write_questions(path: Path, asked: list[Question]) -> None:
-    """A problem file: one JSON line each with id, prompt, gold and kind."""
+def write_rows(path: Path, rows: list[dict]) -> None:
+    """A file with one JSON line for each row."""
     with replacing(path) as temporary:
-        temporary.write_text("".join(json.dumps(row(q)) + "\n" for q in asked), encoding="utf-8")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def row(q: Question) -> dict[str, str]:
@@ -225,7 +231,34 @@ def teach(agent: Agent, lesson: Lesson) -> None:
         bar.set_postfix(loss=f"{loss.item():.3f}")
 
 
-# ── 4. Everything ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── 4. Problems that they solve sometimes ────────────────────────────────────────────────────────────────────────────
+
+
+def tried(folder: Path, asked: list[Question]) -> dict[str, int]:
+    """How many of TRIES sampled answers (T = 1) to each question are right, by the question's id; kept beside the agent."""
+    kept = folder.with_name(f"{folder.name}-tries.json")
+    if not kept.exists():
+        agent = load_agent(folder, device="cpu", dtype="float32")
+        problems = [Problem(row(q)["id"], q.prompt, str(q.gold)) for q in asked]
+        golds = {p.id: p.gold for p in problems}
+        right = dict.fromkeys(golds, 0)
+        with tqdm(total=len(asked) * TRIES, desc=f"{folder.name} tries", unit="answer", mininterval=1) as bar:
+            answers = sample(agent, problems, TRIES, temperature=1, max_new_tokens=12, batch_size=64, bar=bar)
+        for answer, verdict in zip(answers, score([(a.text, golds[a.problem]) for a in answers]), strict=True):
+            right[answer.problem] += verdict.status == "correct"
+        with replacing(kept) as temporary:
+            temporary.write_text(json.dumps(right), encoding="utf-8")
+    return json.loads(kept.read_text(encoding="utf-8"))
+
+
+def chosen(asked: list[Question], right: dict[str, dict[str, int]]) -> list[dict]:
+    """The questions that got right and wrong answers, with the count of each agent's right ones."""
+    rows = [row(q) | {f"right_{name}": counts[row(q)["id"]] for name, counts in right.items()} for q in asked]
+    totals = [sum(counts[r["id"]] for counts in right.values()) for r in rows]
+    return [r for r, total in zip(rows, totals, strict=True) if 0 < total < TRIES * len(right)]
+
+
+# ── 5. Everything ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def prepare(source: Path, out: Path, lessons: list[Lesson]) -> None:
@@ -236,9 +269,7 @@ def prepare(source: Path, out: Path, lessons: list[Lesson]) -> None:
         with gguf_file(source) as file:
             write_folder(base, *read_gguf(file))
         print(f"{base}: SmolLM2-135M-Instruct, dequantised", flush=True)
-    for split, count in (("train", None), ("test", TEST_PROBLEMS)):
-        name = "problems" if split == "train" else "test"
-        write_questions(out / f"{name}.jsonl", mixed(split, count))
+    write_rows(out / "test.jsonl", [row(q) for q in mixed("test", TEST_PROBLEMS)])
     for lesson in lessons:
         folder = out / lesson.name
         if folder.exists():
@@ -249,6 +280,13 @@ def prepare(source: Path, out: Path, lessons: list[Lesson]) -> None:
         teach(agent, lesson)
         write_folder(folder, agent.model, agent.tokenizer)
         print(f"{folder}: {lesson.steps} steps of {lesson.batch} answers, {lesson.sums:.0%} sums", flush=True)
+    asked = mixed("train")
+    right = {lesson.name: tried(out / lesson.name, asked) for lesson in lessons}
+    if len(right) < len(LESSONS):
+        return  # problems.jsonl waits for the other agent
+    rows = chosen(asked, right)
+    write_rows(out / "problems.jsonl", rows)
+    print(f"{out / 'problems.jsonl'}: {len(rows)} of {len(asked)} problems, those with right and wrong answers")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,7 +25,7 @@ def test_questions_are_right_and_in_one_split_each():
 
 def test_problem_files_are_the_same_every_time_and_can_be_loaded(tmp_path):
     for name in ("a.jsonl", "b.jsonl"):
-        smollm2.write_questions(tmp_path / name, smollm2.mixed("test", 100))
+        smollm2.write_rows(tmp_path / name, [smollm2.row(q) for q in smollm2.mixed("test", 100)])
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     problems = hk.load_problems(str(tmp_path / "a.jsonl"))
     assert len(problems) == 100 and not problems.notes

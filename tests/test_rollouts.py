@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 import hacpo_kit as hk
 from hacpo_kit.agents import align, data_folder, microbatches
 from hacpo_kit.engines import transformers as engine
+from hacpo_kit.engines import until_end
 from hacpo_kit.rollouts import score
 
 QUIET = {"progress": False}
@@ -70,17 +71,18 @@ def reference_logprobs(agent, prompt, response, temperature=1.0):
 # ── what ends an answer ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def generates(agent, monkeypatch, *answers):
-    """Lets the model write these rows behind the prompts, as generate() returns them."""
-    rows = torch.tensor(answers)
-    monkeypatch.setattr(agent.model, "generate", lambda input_ids, **_: torch.cat([input_ids, rows], 1))
+def generates(monkeypatch, *answers):
+    """Lets the engine draw these rows, one for each prompt."""
+    columns = iter(torch.tensor(answers).T)
+    monkeypatch.setattr(engine, "LEAVE", 2)  # nobody leaves the batch: the rows stay those of the prompts
+    monkeypatch.setattr(engine, "_draw", lambda logits, *_: (next(columns), torch.zeros(len(logits))))
 
 
 def test_padding_with_the_end_token_leaves_one_end_token(tiny_agent, monkeypatch):
     agent = tiny_agent()
     end = agent.tokenizer.eos_token_id
     assert agent.pad_id == end
-    generates(agent, monkeypatch, [5, 7, end, end, end], [5, 7, 9, 11, end], [5, 7, 9, 11, 13])
+    generates(monkeypatch, [5, 7, end, end, end], [5, 7, 9, 11, end], [5, 7, 9, 11, 13])
     answers = engine.sample(agent, [(1,)] * 3, temperature=1.0, max_new_tokens=5, seed=0)
     assert [a[:2] for a in answers] == [((5, 7, end), True), ((5, 7, 9, 11, end), True), ((5, 7, 9, 11, 13), False)]
     _, attention, mask = align([(1,)] * 3, [a.ids for a in answers], agent.pad_id)
@@ -99,13 +101,13 @@ def test_masks_come_from_lengths_and_not_from_ids():
 def test_any_of_several_end_tokens_ends(qwen, monkeypatch):
     im_end, end_of_text = qwen.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     assert qwen.end_ids == {im_end, end_of_text}
-    generates(qwen, monkeypatch, [60, im_end, end_of_text], [60, end_of_text, 61], [60, 61, 62])
+    generates(monkeypatch, [60, im_end, end_of_text], [60, end_of_text, 61], [60, 61, 62])
     answers = engine.sample(qwen, [(1,)] * 3, temperature=1.0, max_new_tokens=3, seed=0)
     assert [a[:2] for a in answers] == [((60, im_end), True), ((60, end_of_text), True), ((60, 61, 62), False)]
 
 
-def test_generate_itself_stops_at_either_end_token(qwen, problems):
-    """Bias the second end token up, so that the real generate() meets it."""
+def test_sampling_stops_at_either_end_token(qwen, problems):
+    """Bias the second end token up, so that the model itself writes it."""
     end_of_text = qwen.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     forward, calls = qwen.model.forward, []
 
@@ -119,6 +121,60 @@ def test_generate_itself_stops_at_either_end_token(qwen, problems):
     pool = hk.rollout(qwen, problems[:2], n=2, **QUIET)
     assert {r.token_ids for r in pool} == {(end_of_text,)} and all(r.ended for r in pool)
     assert len(calls) < 4  # and not a call for each of 32 tokens
+
+
+@pytest.mark.parametrize("name", ["qwen3-sums", "llama-differences"])
+def test_greedy_answers_are_those_of_generate_whoever_leaves_the_batch(name, monkeypatch):
+    agent = hk.load_agent(name)
+    prompts = [agent.encode_prompt(p.prompt) for p in hk.load_problems("arithmetic", size=12)]
+    prompts = [*prompts, prompts[0], *prompts[3:5]]  # of several lengths, some more than once
+    width = max(map(len, prompts))
+    ids = torch.tensor([[agent.pad_id] * (width - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    with torch.no_grad():
+        out = agent.model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
+    written = [until_end(row, agent.end_ids) for row in out[:, width:].tolist()]
+    assert len({len(a.ids) for a in written}) > 2  # so that some leave while others write
+    for leave in (1e-9, engine.LEAVE, 2):
+        monkeypatch.setattr(engine, "LEAVE", leave)
+        answers = engine.sample(agent, prompts, temperature=0, max_new_tokens=24, seed=0)
+        assert [a[:2] for a in answers] == [a[:2] for a in written]
+        assert all(len(a.logps) == len(a.ids) for a in answers)
+
+
+def test_a_prompt_asked_often_is_read_once(qwen, problems, monkeypatch):
+    read = []
+    forward = qwen.model.forward
+    monkeypatch.setattr(
+        qwen.model,
+        "forward",
+        lambda *args, **kwargs: read.append(tuple(kwargs["input_ids"].shape)) or forward(*args, **kwargs),
+    )
+    prompts = [qwen.encode_prompt(p.prompt) for p in problems[:3] for _ in range(5)]
+    engine.sample(qwen, prompts, temperature=1.0, max_new_tokens=2, seed=0)
+    assert read[0][0] == 3 and read[1] == (15, 1)
+
+
+def test_log_probs_of_the_engine_stand_where_some_of_them_are_looked_at_and_agree(qwen, problems, monkeypatch):
+    counted = []
+    logprobs = qwen.logprobs
+    monkeypatch.setattr(
+        qwen,
+        "logprobs",
+        lambda prompts, *args, **kwargs: counted.append(len(prompts)) or logprobs(prompts, *args, **kwargs),
+    )
+    how = {"n": 8, "temperature": 0.7, "seed": 1, **QUIET}
+    pool = hk.rollout(qwen, problems[:8], **how)
+    assert sum(counted) == 4  # of 64
+    expected = score(qwen, pool.rollouts, temperature=0.7)
+    for r, e in zip(pool, expected, strict=True):
+        assert r.logps.dtype == e.logps.dtype and np.abs(r.logps - e.logps).max() < 2e-5 and r.engine_logps is None
+    # an engine that is off by more than rounding is not believed
+    draw = engine._draw
+    monkeypatch.setattr(engine, "_draw", lambda *args: (lambda token, logp: (token, logp + 3e-5))(*draw(*args)))
+    again = hk.rollout(qwen, problems[:8], **how)
+    assert tokens(again) == tokens(pool)
+    assert all(np.array_equal(r.logps, e.logps) for r, e in zip(again, expected, strict=True))
 
 
 def test_an_answer_cut_at_the_limit_gets_no_end_token(llama, problems, write):
@@ -332,7 +388,8 @@ def test_greedy_answers_alone_and_in_a_left_padded_batch_are_the_same(qwen, tiny
         prompts = [agent.encode_prompt(p.prompt) for p in uneven]
         settings = {"temperature": 0.0, "max_new_tokens": 24, "seed": 0}
         together = engine.sample(agent, prompts, **settings)
-        assert together == [engine.sample(agent, [p], **settings)[0] for p in prompts]
+        alone = [engine.sample(agent, [p], **settings)[0] for p in prompts]
+        assert [a[:2] for a in together] == [a[:2] for a in alone]
 
 
 def test_micro_batches_do_not_change_the_scores(qwen, problems):
