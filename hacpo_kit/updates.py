@@ -85,15 +85,22 @@ def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
     return out
 
 
-def _passes(agent: Agent, batch: Batch, rows: Sequence[int], config: Config) -> Iterator[list[int]]:
-    """The rows of one mini-batch in groups that are computed together; in half precision own and foreign ones apart."""
-    parts = [rows]
-    if agent.half:
-        parts = [[i for i in rows if batch.own[i]], [i for i in rows if not batch.own[i]]]
-    for part in filter(None, parts):
+def _passes(agent: Agent, batch: Batch, rows: Sequence[int], config: Config) -> Iterator[tuple[list[int], bool]]:
+    """The rows of one mini-batch in groups that are computed together, and whether a group can have a gradient.
+
+    Rows with advantage 0 and no KL have none: a pass forward gives their ratios. They are a third of the work, or more, where
+    many prompts are always or never solved. In half precision own and foreign rows are apart.
+    """
+    teach = [bool(batch.advantages[i]) or (config.beta > 0 and bool(batch.own[i])) for i in rows]
+    if not any(teach):  # the optimiser's step needs a gradient, be it 0
+        teach = [True] * len(rows)
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for i, teaches in zip(rows, teach, strict=True):
+        kinds.setdefault((teaches, agent.half and bool(batch.own[i])), []).append(i)
+    for (teaches, _), part in sorted(kinds.items(), reverse=True):
         prompts, responses = [batch.prompt_ids[i] for i in part], [batch.response_ids[i] for i in part]
         for micro in microbatches(prompts, responses, config.microbatch_tokens):
-            yield [part[i] for i in micro]
+            yield [part[i] for i in micro], teaches
 
 
 @torch.no_grad()
@@ -109,7 +116,7 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
         return None
     old: dict[int, Tensor] = {}
     for rows in order[1:]:
-        for micro in _passes(agent, batch, rows, config):
+        for micro, _ in _passes(agent, batch, rows, config):
             if batch.own[micro[0]]:
                 some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
                 with out_of_memory(agent, f"scoring {told(*some)}", smaller_passes(micro, config.microbatch_tokens)):
@@ -129,10 +136,11 @@ def _one_update(
     loss, kl_sum = 0.0, 0.0
     own_count = int(batch.own[rows].sum())
     try:
-        for micro in _passes(agent, batch, rows, config):
+        for micro, teaches in _passes(agent, batch, rows, config):
             some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
             doing = f"mini-batch {m}: the gradient of {told(*some)}; the weights are as before this mini-batch"
-            with out_of_memory(agent, doing, smaller_passes(micro, config.microbatch_tokens, agent)):
+            passes = smaller_passes(micro, config.microbatch_tokens, agent)
+            with out_of_memory(agent, doing, passes), torch.set_grad_enabled(teaches):
                 objective, s, hit, kl = _micro_objective(agent, batch, micro, m, config, old)
                 # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
                 part = -objective.sum() / len(rows)
@@ -140,8 +148,9 @@ def _one_update(
                     part = part + config.beta * kl.sum() / max(1, own_count)
                     kl_sum += kl.sum().item()
                 _check_finite(agent, batch, micro, m, objective)
-                part.backward()
-                optimizer.collect()
+                if teaches:
+                    part.backward()
+                    optimizer.collect()
             loss += part.item()
             seen |= dict(zip(micro, zip(s.tolist(), hit.tolist(), strict=True), strict=True))
         grad_norm = float(torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm))
