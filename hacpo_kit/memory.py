@@ -302,8 +302,8 @@ class Shape:
 
         return {part: size(self.agent, part) for part in ("weights", "optimizer", "reference")}
 
-    def rollout(self, rows: int, prompt: int, answer: int) -> tuple[int, int]:
-        """Bytes of keys and values at the end of `rows` answers, and of all else while they are sampled."""
+    def rollout(self, rows: int, prompt: int, answer: int, different: int) -> tuple[int, int]:
+        """Bytes of keys and values at the end of `rows` answers to `different` prompts, and of all else in sampling them."""
         from transformers import DynamicCache
 
         model = self.agent.model
@@ -311,7 +311,8 @@ class Shape:
         last = {"logits_to_keep": 1}
         with torch.no_grad(), _without_contents():
             with Peak() as prompts:
-                model(ids[:, :prompt], attention_mask=torch.ones_like(ids[:, :prompt]), use_cache=True, **last)
+                read = ids[:different, :prompt]
+                model(read, attention_mask=torch.ones_like(read), use_cache=True, **last)
             cache = DynamicCache(config=model.config)
             model(ids[:, 1:], past_key_values=cache, use_cache=True, **last)
             held = list({id(t): t for layer in cache.layers for t in (layer.keys, layer.values)}.values())
@@ -319,9 +320,9 @@ class Shape:
             with Peak(held) as answers:
                 del held
                 model(ids[:, :1], attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True, **last)
-        # logits in float32: themselves, divided by T, noise and its logarithm, their sum; and room for the generator
-        scores = 6 * 4 * rows * model.config.get_text_config().vocab_size
-        return kept, max(prompts.most, answers.most + scores) - kept
+        # after the pass: logits in float32 (in half precision a copy of them), the noise, and what their sum takes
+        scores = (3 + self.agent.half) * 4 * rows * model.config.get_text_config().vocab_size
+        return kept, max(prompts.most, answers.most, kept + scores) - kept
 
     def score(self, rows: int, prompt: int, answer: int, config: Config) -> int:
         """Bytes alive while the log-probabilities of `rows` answers are computed."""
@@ -373,10 +374,19 @@ class _Plan:
         shape, config = self.shapes[name], self.config
         sizes = (self.rows(phase), self.prompt, config.max_new_tokens)
         # all that makes a difference
-        key = (name, phase, sizes, str(shape.dtype), repr(shape.lora), shape.gradient_checkpointing)
+        key = (
+            name,
+            phase,
+            sizes,
+            config.rollouts_per_prompt,
+            str(shape.dtype),
+            repr(shape.lora),
+            shape.gradient_checkpointing,
+        )
         if key not in self.measured:
             if phase == "rollout":
-                cache, work = shape.rollout(*sizes)
+                different = -(-sizes[0] // config.rollouts_per_prompt)
+                cache, work = shape.rollout(*sizes, different)
                 self.measured[key] = {"cache": cache, "work": work}
             elif phase == "score":
                 self.measured[key] = {"work": shape.score(*sizes, config)}

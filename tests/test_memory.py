@@ -216,7 +216,7 @@ def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointin
     config = read_config(config) if isinstance(config, str) else config
     shape, settings, sizes = Shape(config, dtype, gradient_checkpointing=checkpointing), hk.Config(), (rows, 12, 12)
     expected = {
-        "rollout": sum(shape.rollout(*sizes)),
+        "rollout": sum(shape.rollout(*sizes, different=1)),
         "score": shape.score(*sizes, settings),
         "update": shape.update(*sizes, settings),
     }

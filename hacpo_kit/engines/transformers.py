@@ -49,7 +49,8 @@ def sample(
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=agent.device)
     logits, attention, past = _read(agent, prompts)
     for t in range(max_new_tokens):
-        token, logp = _draw(logits, temperature, generator)
+        noise = _noise(logits, writing, len(prompts), generator) if temperature > 0 else None
+        token, logp = _draw(logits, temperature, noise)
         tokens[writing, t] = torch.where(ended, agent.pad_id, token)
         logps[writing, t] = logp
         ended = ended | torch.isin(token, end)
@@ -96,11 +97,16 @@ def _forward(agent: Agent, ids: Tensor, attention: Tensor, past):
     )
 
 
-def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _noise(logits: Tensor, rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Gumbel noise of the rows that are left, drawn for all: no answer depends on when another has ended."""
+    noise = torch.empty(count, logits.shape[-1], device=logits.device).exponential_(generator=generator)
+    return (noise if len(rows) == count else noise[rows]).log_().neg_()
+
+
+def _draw(logits: Tensor, temperature: float, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     """A token of each row and its log-probability: argmax of logits / T + Gumbel noise is a draw from softmax(logits / T)."""
-    scores = logits.float() / (temperature or 1)
-    noisy = scores
-    if temperature > 0:
-        noisy = scores - torch.empty_like(scores).exponential_(generator=generator).log()
-    token = noisy.argmax(-1)
+    scores = logits.float()
+    if temperature not in (0, 1):
+        scores = scores / temperature
+    token = noise.add_(scores).argmax(-1) if temperature > 0 else scores.argmax(-1)
     return token, scores.gather(-1, token[:, None]).squeeze(-1) - scores.logsumexp(-1)
