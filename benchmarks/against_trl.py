@@ -1,0 +1,206 @@
+"""The same GSPO step here and in TRL's GRPOTrainer: seconds, peak memory, and whether the work was the same.
+
+    pip install trl accelerate datasets                        # beside hacpo_kit, in an environment of its own
+    python benchmarks/against_trl.py                           # the tiny Qwen3-shaped model: 32 prompts × 8, 24 tokens
+    python benchmarks/against_trl.py --model FOLDER --prompts 16 --new-tokens 64        # say SmolLM2-135M
+
+Writes reports/against_trl-NAME.json. TRL trains; after each of its steps the same step is made here, from equal weights, on the
+same prompts with the same settings and verifier, so that other load on the machine meets both. Each has its own random
+numbers: sampled and trained tokens, updates and rewards are counted, not assumed to be equal. Memory is that of a process
+that makes a few steps of one of the two and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import hacpo_kit as hk
+from hacpo_kit.files import write_json
+from hacpo_kit.rewards import score
+from hacpo_kit.saving import versions
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    """Measures pairs of steps, then memory, and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3-sums", help="a built-in agent or a local folder")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--n", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=24)
+    parser.add_argument("--updates", type=int, default=2, help="in each step")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--lr", type=float, default=1e-6, help="small: the work must not change while it is measured")
+    parser.add_argument("--problems", help="a problem file; default: the built-in arithmetic")
+    parser.add_argument("--memory", choices=["trl", "here"], help="(internal) one of the two alone; prints its peak")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.memory:
+        alone(args)
+        return
+    report = measured(args)
+    report["peak_bytes"] = {who: peak(who) for who in ("trl", "here")}
+    report["memory_ratio"] = round(report["peak_bytes"]["here"] / report["peak_bytes"]["trl"], 3)
+    report |= {
+        "settings": {k: v for k, v in vars(args).items() if k not in ("memory", "out")} | {"model": Path(args.model).name},
+        "load_average": [round(x, 1) for x in os.getloadavg()], "cores": os.cpu_count(), "machine": platform.machine(),
+        "versions": {**versions(), "trl": __import__("trl").__version__},
+    }  # fmt: skip
+    out = args.out or ROOT / "reports" / f"against_trl-{Path(args.model).name}.json"
+    write_json(out, report)
+    print(json.dumps({k: report[k] for k in ("seconds", "time_ratio", "peak_bytes", "memory_ratio", "work")}, indent=1))
+
+
+# ── here ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Here:
+    """The step of this package, one agent alone."""
+
+    def __init__(self, args):
+        self.agent = hk.load_agent(args.model, name="here", device="cpu", dtype="float32")
+        self.problems = problems(args)
+        self.config = hk.Config.preset(
+            "gspo", prompts_per_step=args.prompts, n=args.n, max_new_tokens=args.new_tokens, lr=args.lr, warmup=0,
+            minibatch=args.prompts * args.n // args.updates,
+        )  # fmt: skip
+        self.capability, self.prompts = hk.Capability(), args.prompts
+
+    def step(self, k: int) -> dict[str, float]:
+        """Step number k: its seconds and what was done."""
+        drawn = self.problems.batch(k * self.prompts, self.prompts)
+        start = time.perf_counter()
+        result = hk.step(self.agent, drawn, self.capability, self.config)
+        seconds = time.perf_counter() - start
+        self.capability = result.capability
+        own, pool = result.metrics["agents"]["here"], result.pool
+        return {
+            "seconds": seconds, "rollouts": len(pool), "sampled_tokens": pool.tokens,
+            "prompt_tokens": sum(len(r.prompt_ids) for r in pool), "updates": own["updates"], "reward": own["reward"],
+        }  # fmt: skip
+
+
+def problems(args) -> hk.Problems:
+    """What both are asked."""
+    return hk.load_problems(args.problems) if args.problems else hk.load_problems("arithmetic", split="train")
+
+
+# ── TRL ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def trainer(args, steps: int, after):
+    """TRL's trainer for so many steps; `after(facts)` is called after each, with its seconds and what was done."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    agent = hk.load_agent(args.model, name="trl", device="cpu", dtype="float32")
+    drawn = [p for k in range(steps) for p in problems(args).batch(k * args.prompts, args.prompts)]
+    prompts = [agent.tokenizer.decode(agent.encode_prompt(p.prompt)) for p in drawn]
+    for p, prompt in zip(drawn, prompts, strict=True):
+        if agent.tokenizer(prompt)["input_ids"] != list(agent.encode_prompt(p.prompt)):
+            raise SystemExit(f"TRL would read another prompt than this package for problem {p.id!r}: {prompt!r}")
+    rows = args.prompts * args.n
+    facts: dict[str, float] = {}
+
+    def reward(completions, completion_ids, gold, prompts, **_):
+        paid = [v.reward for v in score(list(zip(completions, gold, strict=True)))]
+        ends = agent.end_ids
+        facts.update(
+            rollouts=len(paid), reward=sum(paid) / len(paid),
+            prompt_tokens=sum(len(agent.tokenizer(p)["input_ids"]) for p in prompts),
+            sampled_tokens=sum(next((i + 1 for i, t in enumerate(ids) if t in ends), len(ids)) for ids in completion_ids),
+        )  # fmt: skip
+        return paid
+
+    class Clock(TrainerCallback):
+        start = None
+
+        def on_step_begin(self, arguments, state, control, **_):
+            if state.global_step % args.updates == 0:
+                self.start = time.perf_counter()
+
+        def on_step_end(self, arguments, state, control, **_):
+            if state.global_step % args.updates == 0:
+                after({"seconds": time.perf_counter() - self.start, "updates": args.updates, **facts})
+
+    settings = GRPOConfig(
+        output_dir="/nowhere", use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], save_strategy="no",
+        logging_strategy="no", disable_tqdm=True, seed=0, max_steps=steps * args.updates, learning_rate=args.lr,
+        lr_scheduler_type="constant", optim="adamw_torch", adam_beta2=0.99, max_grad_norm=1.0,
+        per_device_train_batch_size=rows // args.updates, gradient_accumulation_steps=1,
+        steps_per_generation=args.updates, num_generations=args.n, max_completion_length=args.new_tokens,
+        shuffle_dataset=False, temperature=1.0, beta=0.0, importance_sampling_level="sequence", loss_type="grpo",
+        epsilon=3e-4, epsilon_high=4e-4, scale_rewards="group", dataloader_num_workers=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(agent.model.config, dtype=torch.float32)
+    model.load_state_dict(agent.model.state_dict())
+    data = Dataset.from_list([{"prompt": prompt, "gold": p.gold} for p, prompt in zip(drawn, prompts, strict=True)])
+    return GRPOTrainer(
+        model=model, reward_funcs=reward, args=settings, train_dataset=data, processing_class=agent.tokenizer,
+        callbacks=[Clock()],
+    )  # fmt: skip
+
+
+# ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measured(args) -> dict:
+    """Medians over the pairs after the warm-up, their ratio, and the work of both."""
+    here, pairs = Here(args), []
+
+    def after(facts: dict[str, float]) -> None:
+        pairs.append((facts, here.step(len(pairs))))
+
+    trainer(args, args.warm_up + args.pairs, after).train()
+    pairs = pairs[args.warm_up :]
+    by = {"trl": [t for t, _ in pairs], "here": [h for _, h in pairs]}
+    middle = {who: statistics.median(f["seconds"] for f in facts) for who, facts in by.items()}
+    return {
+        "seconds": {
+            who: {"median": round(middle[who], 3), "all": [round(f["seconds"], 3) for f in facts]} for who, facts in by.items()
+        },
+        "time_ratio": round(middle["here"] / middle["trl"], 3),
+        "ratio_of_each_pair": [round(h["seconds"] / t["seconds"], 3) for t, h in pairs],
+        "work": {
+            who: {key: round(statistics.mean(f[key] for f in facts), 3) for key in facts[0] if key != "seconds"}
+            for who, facts in by.items()
+        },
+    }  # fmt: skip
+
+
+def alone(args) -> None:
+    """Three steps of one of the two; prints the most memory that the process had, in bytes."""
+    if args.memory == "trl":
+        trainer(args, 3, lambda facts: None).train()
+    else:
+        here = Here(args)
+        for k in range(3):
+            here.step(k)
+    # not getrusage: its maximum is inherited from the process that started this one
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    print(int(status["VmHWM"].split()[0]) * 1024)
+
+
+def peak(who: str) -> int:
+    """Peak memory of a process of its own with the same arguments."""
+    done = subprocess.run([sys.executable, *sys.argv, "--memory", who], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
+
+
+if __name__ == "__main__":
+    main()
