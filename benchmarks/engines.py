@@ -2,8 +2,8 @@
 
     python benchmarks/engines.py FOLDER            # say SmolLM2-135M-Instruct; writes reports/engines.json
 
-The engines sample the same prompts in turns, so that other load on the machine meets both. A step is one of GSPO with as
-many rollouts as sequences; the copy of the weights is timed by itself, and the engine samples with them afterwards.
+The engines sample eight answers to each of the same prompts in turns, so that other load meets both. A step is one of GSPO
+with as many rollouts as sequences; the copy of the weights is timed by itself, and the engine samples with them afterwards.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hacpo_kit.rollouts import sample
 from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
+GROUP = 8  # answers to each prompt, as in a rollout
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def compare(model: str, dtype: str, sequences: list[int], new_tokens: int, repea
     """Tokens a second of both engines by number of sequences, the faster one, and the share of a step that a copy takes."""
     agents = {e: hk.load_agent(model, name=e, dtype=dtype, engine=e) for e in ("transformers", "vllm")}
     problems = hk.load_problems("arithmetic", split="train", size=max(sequences))
-    speeds = {n: speed(agents, problems[:n], new_tokens, repeats) for n in sequences}
+    speeds = {n: speed(agents, problems[: n // GROUP], new_tokens, repeats) for n in sequences}
     faster = {n: max(s, key=lambda e, s=s: s[e]["median"]) for n, s in speeds.items()}
     ratio = {n: round(s["vllm"]["median"] / s["transformers"]["median"], 2) for n, s in speeds.items()}
     return {
@@ -67,7 +68,7 @@ def speed(agents: dict[str, hk.Agent], problems, new_tokens: int, repeats: int) 
     for k in range(repeats + 1):
         for name, agent in agents.items():
             start = time.perf_counter()
-            answers = sample(agent, problems, 1, temperature=1.0, max_new_tokens=new_tokens, seed=k)
+            answers = sample(agent, problems, GROUP, temperature=1.0, max_new_tokens=new_tokens, seed=k)
             rates[name].append(sum(len(r.token_ids) for r in answers) / (time.perf_counter() - start))
     return {
         name: {"median": round(statistics.median(r), 1), "min": round(min(r), 1), "max": round(max(r), 1)}

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from engines import speed
+from engines import GROUP, speed
 
 import hacpo_kit as hk
 from hacpo_kit.agents import align
@@ -44,7 +44,9 @@ def main() -> None:
     rates = [matrix_rate(agent)]
     updates = update_shares(agent, problems[: args.prompts], args)
     rates.append(matrix_rate(agent))
-    rollouts = {n: speed({"own": agent}, problems[:n], args.new_tokens, args.repeats)["own"] for n in (16, 64)}
+    rollouts = {
+        n: speed({"own": agent}, problems[: n // GROUP], args.new_tokens, args.repeats)["own"] for n in (16, 64)
+    }
     rate = statistics.mean(r["rate"] for r in rates)
     report = {
         "model": Path(args.model).name, "dtype": args.dtype, "threads": args.threads, "device": str(agent.device),

@@ -48,6 +48,7 @@ from hacpo_kit.rollouts import sample
 
 SMALLEST, LARGEST = 5, 40  # of the two numbers: SmolLM2-135M adds such numbers right some of the time
 TEST_PROBLEMS = 200
+MAX_NEW_TOKENS = 40
 TRIES = 4  # of each agent at each problem, before one is chosen
 
 
@@ -68,6 +69,21 @@ class Question:
     def gold(self) -> int:
         """The right result."""
         return self.a + self.b if self.sign == "+" else self.a - self.b
+
+    @property
+    def worked(self) -> str:
+        r"""The way to the result, tens before ones, with the result in a box: `13 + 10 = 23, 23 + 9 = 32, so \boxed{32}`."""
+        tens, ones = self.b // 10 * 10, self.b % 10
+        half = self.a + tens if self.sign == "+" else self.a - tens
+        steps = [f"{self.a} {self.sign} {self.b} = {self.gold}"]
+        if tens and ones:
+            steps = [f"{self.a} {self.sign} {tens} = {half}", f"{half} {self.sign} {ones} = {self.gold}"]
+        return rf"{', '.join(steps)}, so \boxed{{{self.gold}}}"
+
+    @property
+    def guessed(self) -> str:
+        """The result in a box at once."""
+        return rf"\boxed{{{self.gold}}}"
 
     @property
     def split(self) -> str:
@@ -186,11 +202,12 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfo
 
 @dataclass(frozen=True)
 class Lesson:
-    """A short supervised training: which share of the questions are sums, and the optimiser's settings."""
+    """A short supervised training: the shares of sums and of worked answers, and the optimiser's settings."""
 
     name: str
     sums: float
-    steps: int = 40
+    worked: float = 0.5
+    steps: int = 60
     batch: int = 16
     learning_rate: float = 5e-5
     warmup: int = 8
@@ -200,14 +217,15 @@ class Lesson:
 LESSONS = [Lesson("smollm2-sums", sums=0.8), Lesson("smollm2-differences", sums=0.2, seed=1)]
 
 
-def draw(lesson: Lesson, rng: random.Random) -> list[Question]:
-    """The questions of one training step, from the split "taught"."""
+def draw(lesson: Lesson, rng: random.Random) -> list[tuple[Question, str]]:
+    """The questions of one training step, from the split "taught", each with the answer to learn."""
     signs = ["+" if rng.random() < lesson.sums else "-" for _ in range(lesson.batch)]
-    return [rng.choice(questions(sign, "taught")) for sign in signs]
+    asked = [rng.choice(questions(sign, "taught")) for sign in signs]
+    return [(q, q.worked if rng.random() < lesson.worked else q.guessed) for q in asked]
 
 
 def teach(agent: Agent, lesson: Lesson) -> None:
-    r"""Supervised training in place: the answer is `\boxed{result}` and the end token, AdamW, linear warm-up and decay."""
+    """Supervised training in place on answers and their end tokens: AdamW, linear warm-up and decay."""
     rng = random.Random(lesson.seed)
     optimizer = torch.optim.AdamW(agent.model.parameters(), lr=lesson.learning_rate, betas=(0.9, 0.95), weight_decay=0)
     end = agent.tokenizer.eos_token_id
@@ -216,10 +234,8 @@ def teach(agent: Agent, lesson: Lesson) -> None:
         for group in optimizer.param_groups:
             group["lr"] = lesson.learning_rate * min((step + 1) / lesson.warmup, 1 - step / lesson.steps)
         asked = draw(lesson, rng)
-        prompts = [agent.encode_prompt(q.prompt) for q in asked]
-        answers = [
-            (*agent.tokenizer(rf"\boxed{{{q.gold}}}", add_special_tokens=False)["input_ids"], end) for q in asked
-        ]
+        prompts = [agent.encode_prompt(q.prompt) for q, _ in asked]
+        answers = [(*agent.tokenizer(text, add_special_tokens=False)["input_ids"], end) for _, text in asked]
         logps, mask = agent.logprobs(prompts, answers)
         loss = -logps[mask].mean()
         loss.backward()
@@ -241,7 +257,9 @@ def tried(folder: Path, asked: list[Question]) -> dict[str, int]:
         golds = {p.id: p.gold for p in problems}
         right = dict.fromkeys(golds, 0)
         with tqdm(total=len(asked) * TRIES, desc=f"{folder.name} tries", unit="answer", mininterval=1) as bar:
-            answers = sample(agent, problems, TRIES, temperature=1, max_new_tokens=12, batch_size=64, bar=bar)
+            answers = sample(
+                agent, problems, TRIES, temperature=1, max_new_tokens=MAX_NEW_TOKENS, batch_size=64, bar=bar
+            )
         for answer, verdict in zip(answers, score([(a.text, golds[a.problem]) for a in answers]), strict=True):
             right[answer.problem] += verdict.status == "correct"
         with replacing(kept) as temporary:

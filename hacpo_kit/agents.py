@@ -22,6 +22,7 @@ from hacpo_kit.engines import transformers as transformers_engine
 from hacpo_kit.hub import hub_options
 from hacpo_kit.lora import add_adapter, check_extra, has_adapter, merged_state
 from hacpo_kit.memory import check_room
+from hacpo_kit.objective import token_logprobs
 from hacpo_kit.offload import Offload
 from hacpo_kit.optimizers import MasterAdamW
 from hacpo_kit.records import derive_seed
@@ -233,13 +234,10 @@ class Agent:
                 position_ids=positions,
                 use_cache=False,
                 logits_to_keep=width + 1,  # the last prompt token predicts the first response token
-            ).logits[:, :-1]
-        # log π(y_t) = z_y / T − log Σ exp(z / T), in float32 or better
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        if temperature != 1:  # a copy the size of the vocabulary is worth avoiding
-            logits = logits / temperature
-        chosen = logits.gather(-1, ids[:, -width:, None]).squeeze(-1)
-        return chosen - logits.logsumexp(-1), mask
+            ).logits
+        # what follows the last token is nobody's business; to cut its logits off would copy all others
+        following = torch.nn.functional.pad(ids[:, -width:], (0, 1))
+        return token_logprobs(logits, following, temperature=temperature)[:, :-1], mask
 
     # ── optimiser ────────────────────────────────────────────────────────────────────────────────────────────────
 

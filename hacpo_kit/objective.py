@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hacpo_kit.config import Config
+
+AT_ONCE = {"cpu": 2**19}  # logits that are computed with in float32 at a time, by kind of device; elsewhere 2**24
 
 
 class LossOutput(NamedTuple):
@@ -18,6 +21,59 @@ class LossOutput(NamedTuple):
     objective: Float[Tensor, "rollout"]
     ratio: Float[Tensor, "rollout"]
     clipped: Bool[Tensor, "rollout"]  # the clip is active: this rollout gives no gradient (token level: some token)
+
+
+def token_logprobs(
+    logits: Float[Tensor, "*position vocabulary"], ids: Int[Tensor, "*position"], *, temperature: float = 1.0
+) -> Float[Tensor, "*position"]:
+    """Log-probability of each token under softmax(logits / T), in float32 or better (nats).
+
+    Differentiable, and without a float32 copy of all logits: some rows at a time, forward as well as backward.
+
+    >>> token_logprobs(torch.zeros(1, 4), torch.tensor([2])).exp()
+    tensor([0.2500])
+    """
+    rows = _TokenLogprobs.apply(logits.flatten(0, -2), ids.flatten(), temperature)
+    return rows.view(ids.shape)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log π(y) = z_y / T − log Σ exp(z / T), and its gradient (1[y] − π) / T written in one pass."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        chosen, norm = (torch.empty(len(ids), dtype=wide, device=logits.device) for _ in range(2))
+        for part in _parts(logits):
+            z = _scaled(logits[part], wide, temperature)
+            norm[part] = z.logsumexp(-1)
+            chosen[part] = z.gather(-1, ids[part, None]).squeeze(-1)
+        ctx.save_for_backward(logits, ids, norm)
+        ctx.temperature = temperature
+        return chosen - norm
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, outer: Tensor) -> tuple[Tensor, None, None]:
+        logits, ids, norm = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        for part in _parts(logits):
+            scale = outer[part, None] / ctx.temperature
+            pi = _scaled(logits[part], norm.dtype, ctx.temperature).sub(norm[part, None]).exp_()
+            gradient[part] = pi.mul_(-scale).scatter_add_(-1, ids[part, None], scale)
+        return gradient, None, None
+
+
+def _scaled(logits: Tensor, wide: torch.dtype, temperature: float) -> Tensor:
+    logits = logits.to(wide)
+    return logits if temperature == 1 else logits / temperature
+
+
+def _parts(logits: Tensor) -> Iterator[slice]:
+    """Slices of rows: of a size that stays in a core's cache, on a GPU of one that keeps it busy."""
+    rows = max(1, AT_ONCE.get(logits.device.type, 2**24) // logits.shape[-1])
+    for start in range(0, len(logits), rows):
+        yield slice(start, start + rows)
 
 
 def sequence_ratio(

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import hacpo_kit as hk
-from hacpo_kit import memory, offload
+from hacpo_kit import memory, objective, offload
 from hacpo_kit.agents import read_config
 from hacpo_kit.cli import main
 from hacpo_kit.memory import Shape, estimate
@@ -212,7 +212,8 @@ def measured(work):
     ],
     ids=["qwen3-sums", "llama-differences", "llama-28M"],
 )
-def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows):
+def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows, monkeypatch):
+    monkeypatch.setitem(objective.AT_ONCE, "meta", objective.AT_ONCE["cpu"])  # estimates are for a GPU
     config = read_config(config) if isinstance(config, str) else config
     shape, settings, sizes = Shape(config, dtype, gradient_checkpointing=checkpointing), hk.Config(), (rows, 12, 12)
     expected = {
@@ -266,9 +267,8 @@ def test_keys_and_values_and_logits_are_those_one_can_count_by_hand():
     # layers × (keys and values) × heads × size of a head × bytes, for every token but the last
     assert frame["cache"].loc["big", "rollout"] == pytest.approx(2 * 2 * 8 * 128 * 2 * 10 * 127, rel=1e-6)
     logits = 4 * 10 * 96 * 150000
-    assert (
-        2 * logits < frame["work"].loc["big", "score"] < 3 * logits
-    )  # float32, exp inside logsumexp, half of it in bfloat16
+    # logits in bfloat16, as the model gives them, and a part at a time in float32
+    assert logits / 2 < frame["work"].loc["big", "score"] < logits
     assert frame["work"].loc["big", "update"] > 4 * count + 2 * count  # gradients in float32, and those of one pass
 
 

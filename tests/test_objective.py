@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hacpo_kit import objective
 from hacpo_kit.config import Config
-from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, sequence_ratio
+from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, sequence_ratio, token_logprobs
 
 GOLDEN = Path(__file__).parent / "golden"
 OBJECTIVE = json.loads((GOLDEN / "objective.json").read_text())["cases"]
@@ -188,3 +189,41 @@ def test_own_only_hacpo_is_gspo(rows, m):
     hacpo = loss(rows, source, a, [1.0] * count, [True] * count, m, Config.preset("hacpo", alpha=2.0, delta=0.5))
     gspo = loss(rows, source, a, [1.0] * count, [True] * count, m, Config.preset("gspo"))
     assert torch.equal(hacpo[0].loss, gspo[0].loss) and torch.equal(hacpo[1], gspo[1])
+
+
+# ── log-probabilities of tokens ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("rows", [1, 3, 100])  # in one part, which a remainder follows
+def test_log_probs_of_tokens_and_their_gradient_are_those_of_the_definition(temperature, rows, monkeypatch):
+    monkeypatch.setattr(objective, "_parts", lambda z: [slice(k, k + rows) for k in range(0, len(z), rows)])
+    torch.manual_seed(0)
+    logits, ids = (10 * torch.randn(4, 5, 11, dtype=torch.float64)).requires_grad_(), torch.randint(0, 11, (4, 5))
+    found = token_logprobs(logits, ids, temperature=temperature)
+    expected = torch.log_softmax(logits / temperature, -1).gather(-1, ids[..., None]).squeeze(-1)
+    assert torch.allclose(found, expected, rtol=1e-12)
+    assert torch.autograd.gradcheck(lambda z: token_logprobs(z, ids, temperature=temperature), (logits,))
+
+
+def test_log_probs_of_half_precision_logits_are_summed_in_float32_and_without_a_wide_copy():
+    torch.manual_seed(0)
+    logits = torch.randn(64, 2**15).bfloat16().requires_grad_()
+    ids, outer = torch.randint(0, 2**15, (64,)), torch.randn(64)
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            sizes.extend(x.nbytes for x in [out] if isinstance(x, torch.Tensor) and x.dtype == torch.float32)
+            return out
+
+    with Watch():
+        found = token_logprobs(logits, ids)
+        found.backward(outer)
+    assert found.dtype == torch.float32 and max(sizes) <= 4 * 2**19 < 4 * logits.numel() / 2
+    wide = logits.detach().double().requires_grad_()
+    expected = torch.log_softmax(wide, -1).gather(-1, ids[:, None]).squeeze(-1)
+    expected.backward(outer.double())
+    assert torch.allclose(found, expected.float(), rtol=1e-6)
+    assert torch.allclose(logits.grad.double(), wide.grad, rtol=2**-8, atol=1e-12)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hacpo_kit.engines import Answer, until_end
+from hacpo_kit.objective import token_logprobs
 
 if TYPE_CHECKING:
     from hacpo_kit.agents import Agent
@@ -105,8 +106,8 @@ def _noise(logits: Tensor, rows: Tensor, count: int, generator: torch.Generator)
 
 def _draw(logits: Tensor, temperature: float, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     """A token of each row and its log-probability: argmax of logits / T + Gumbel noise is a draw from softmax(logits / T)."""
-    scores = logits.float()
-    if temperature not in (0, 1):
-        scores = scores / temperature
-    token = noise.add_(scores).argmax(-1) if temperature > 0 else scores.argmax(-1)
-    return token, scores.gather(-1, token[:, None]).squeeze(-1) - scores.logsumexp(-1)
+    if noise is None:
+        token = logits.argmax(-1)
+    else:
+        token = noise.add_(logits if temperature == 1 else logits.float() / temperature).argmax(-1)
+    return token, token_logprobs(logits, token, temperature=temperature or 1.0)
