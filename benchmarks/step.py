@@ -19,7 +19,6 @@ import torch
 
 import hacpo_kit as hk
 from hacpo_kit.agents import align
-from hacpo_kit.engines import transformers as engine
 from hacpo_kit.files import write_json
 from hacpo_kit.saving import versions
 from hacpo_kit.updates import minibatches
@@ -75,7 +74,12 @@ def plain_loop(agents, problems, result, config) -> float:
     start = time.perf_counter()
     for agent in agents:
         prompts = [agent.encode_prompt(p.prompt) for p in problems for _ in range(config.n)]
-        engine.sample(agent, prompts, temperature=1.0, max_new_tokens=config.max_new_tokens, seed=0)
+        width = max(map(len, prompts))
+        ids = torch.tensor([[agent.pad_id] * (width - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        how = {"do_sample": True, "top_k": 0, "max_new_tokens": config.max_new_tokens}
+        with torch.no_grad():
+            agent.model.generate(input_ids=ids, attention_mask=mask, **how)
     for agent in agents:
         optimizer = torch.optim.AdamW(agent.model.parameters(), lr=1e-6)
         batch = result.batches[agent.name]

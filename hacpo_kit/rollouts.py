@@ -1,4 +1,4 @@
-"""① rollout: every agent answers every problem n times, and its answers are scored once by the trainer's own code."""
+"""① rollout: every agent answers every problem n times; the log-probabilities of its answers are the trainer's."""
 
 from __future__ import annotations
 

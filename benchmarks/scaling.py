@@ -1,0 +1,135 @@
+"""How step time and memory grow with agents, rollouts per prompt, prompts, length and model size.
+
+    OMP_NUM_THREADS=1 python benchmarks/scaling.py      # writes reports/scaling.json and reports/scaling.png
+
+One quantity varies at a time around a base. Agents, rollouts and prompts are varied with the built-in agents, which learn from
+each other; length and width with one model of random weights, whose answers are as long as they may be and whose rewards are
+made up. The growth of each part is the slope of log seconds against log quantity, over the larger half of the values, where
+fixed costs no longer hide it: 1 is linear, 2 quadratic. Memory is the most that the process had in a step (Linux), less what
+it had before the agents were made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import statistics
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import AutoModelForCausalLM
+
+import hacpo_kit as hk
+from hacpo_kit.files import write_json
+from hacpo_kit.rewards import boxed_math
+from hacpo_kit.saving import versions
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = {"agents": 2, "n": 8, "prompts": 16, "new_tokens": 24, "width": 0}  # width 0: the built-in agents
+RANDOM = {**BASE, "agents": 1, "width": 64}
+VARIED = {
+    "agents": (BASE, [1, 2, 3, 4]), "n": (BASE, [4, 8, 16, 32]), "prompts": (BASE, [8, 16, 32, 64]),
+    "new_tokens": (RANDOM, [12, 24, 48, 96]), "width": (RANDOM, [64, 128, 256, 512]),
+}  # fmt: skip
+PARTS = ("rollout", "scoring", "reward", "advantage", "update")
+ONES = ("qwen3-sums", "llama-differences", "qwen3-small-differences", "llama-novice")
+
+
+def main() -> None:
+    """Measures, fits and writes the JSON and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "reports" / "scaling.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    one_step(**BASE, repeats=1)  # kernels, verifier processes
+    rows = []
+    for name, (base, values) in VARIED.items():
+        for value in values:
+            rows.append({"varies": name, "value": value, **one_step(**{**base, name: value}, repeats=args.repeats)})
+            print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+    frame = pd.DataFrame(rows)
+    report = {
+        "base": BASE, "base_random": RANDOM, "rows": rows,
+        "growth": {name: growth(frame[frame["varies"] == name]) for name in VARIED},
+        "repeats": args.repeats, "threads": 1, "load_average": [round(x, 1) for x in os.getloadavg()],
+        "cores": os.cpu_count(), "machine": platform.machine(), "versions": versions(),
+    }  # fmt: skip
+    write_json(args.out, report)
+    args.out.with_suffix(".png").write_bytes(picture(frame).png())
+    print(pd.DataFrame(report["growth"]).round(2).to_string())
+
+
+def random_agent(width: int) -> hk.Agent:
+    """Random weights of this width, with the vocabulary and tokenizer of a built-in agent."""
+    like = hk.load_agent(ONES[0], device="cpu")
+    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 3, "head_dim": 32}
+    heads = {"num_attention_heads": width // 32, "num_key_value_heads": width // 32}
+    config = type(like.model.config)(vocab_size=like.model.config.vocab_size, **shape, **heads)
+    torch.manual_seed(0)
+    return hk.Agent(AutoModelForCausalLM.from_config(config, dtype=torch.float32), like.tokenizer, name="random")
+
+
+def made_up(response: str, gold: str) -> float:
+    """A reward of 0 or 1 that has nothing to do with the problem."""
+    return float(zlib.crc32(response.encode()) % 2)
+
+
+def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, repeats: int) -> dict[str, float]:
+    """Median seconds of each part of a HACPO step, and its peak memory."""
+    gc.collect()
+    before = memory("VmRSS")
+    ours = [random_agent(width)] if width else hk.load_agents(ONES[:agents], device="cpu")
+    paid = made_up if width else boxed_math
+    problems = hk.load_problems("arithmetic", split="train")
+    config = hk.Config.preset(
+        "hacpo" if agents > 1 else "gspo", n=n, prompts_per_step=prompts, max_new_tokens=new_tokens, lr=1e-6, minibatch=64,
+        microbatch_tokens=4096, rollout_batch=64,
+    )  # fmt: skip
+    found: list[dict[str, float]] = []
+    for k in range(repeats + 1):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        start = time.perf_counter()
+        result = hk.step(ours, problems.batch(k * prompts, prompts), hk.Capability(), config, reward_function=paid)
+        found.append({"step": time.perf_counter() - start, "peak_bytes": memory("VmHWM") - before})
+        found[-1] |= {part: result.metrics[f"seconds_{part}"] for part in PARTS}
+    some = found[1:]  # the first makes the optimisers' states
+    return {key: statistics.median(f[key] for f in some) for key in some[0]} | {
+        "rollouts": len(result.pool), "rollouts_learned": sum(a["rollouts_used"] for a in result.metrics["agents"].values()),
+    }  # fmt: skip
+
+
+def memory(which: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
+
+
+def growth(frame: pd.DataFrame) -> dict[str, float]:
+    """Slope of log quantity against log value, by part, over the larger half."""
+    late = frame.iloc[len(frame) // 2 - 1 :]
+    parts = [part for part in ("step", "rollout", "update", "peak_bytes") if (late[part] > 0).all()]
+    return {part: round(float(np.polyfit(np.log(late["value"]), np.log(late[part]), 1)[0]), 2) for part in parts}
+
+
+def picture(frame: pd.DataFrame):
+    """Step time, relative to the base, against each quantity relative to the base."""
+    base = {name: base[name] for name, (base, _) in VARIED.items()}
+    at = {
+        name: rows.set_index(rows["value"] / base[name])["step"] for name, rows in frame.groupby("varies", sort=False)
+    }
+    curves = pd.DataFrame({name: values / values.loc[1.0] for name, values in at.items()})
+    curves.index.name = "quantity / its base value"
+    return hk.plots.lines(
+        curves, title="time of a step, one thing varied at a time", y="step time / that of the base", log="xy"
+    )
+
+
+if __name__ == "__main__":
+    main()

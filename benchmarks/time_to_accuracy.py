@@ -1,0 +1,99 @@
+"""Seconds, rollouts and tokens after which each method holds an accuracy on the built-in pairs, over seeds.
+
+    OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py      # writes reports/time_to_accuracy.json
+
+Accuracy is the mean of the agents' avg@1 (greedy) on the test problems after every step; it is held from the first step at and
+after which it stays at or above the level. Seconds are those of the steps, without evaluation; the methods take turns, so that
+other load meets all. A run that does not get there counts as infinitely long; medians over seeds are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+import statistics
+from pathlib import Path
+
+import torch
+
+import hacpo_kit as hk
+from hacpo_kit.files import write_json
+from hacpo_kit.saving import versions
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("rollout", "scoring", "reward", "advantage", "update")
+COSTS = ("seconds", "rollouts", "tokens")
+
+
+def main() -> None:
+    """Runs all and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", nargs="+", default=["tiny-state-pair", "tiny-size-pair", "tiny-model-pair"])
+    parser.add_argument("--methods", nargs="+", default=["gspo", "gspo_x2", "hacpo"])
+    parser.add_argument("--level", type=float, default=0.8)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=ROOT / "reports" / "time_to_accuracy.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {pair: {method: [] for method in args.methods} for pair in args.agents}  # pair → method → cost of each seed
+    for pair in args.agents:
+        for seed in range(args.seeds):
+            for method in args.methods:
+                found[pair][method].append(cost(pair, method, seed, args))
+                print(pair, seed, method, found[pair][method][-1], flush=True)
+    report = {
+        "level": args.level, "median": {pair: medians(found[pair]) for pair in found}, "over_gspo": over(found),
+        "runs": found, "steps": args.steps, "seeds": args.seeds, "threads": 1, "cores": os.cpu_count(),
+        "load_average": [round(x, 1) for x in os.getloadavg()], "machine": platform.machine(), "versions": versions(),
+    }  # fmt: skip
+    write_json(args.out, report)
+    for pair, ratios in report["over_gspo"].items():
+        print(pair, ratios)
+
+
+def cost(pair: str, method: str, seed: int, args) -> dict[str, float] | None:
+    """What one run took until it held the level; None if it did not."""
+    agents = hk.load_agents(pair, device="cpu")
+    problems, test = (
+        hk.load_problems("arithmetic", split="train"),
+        hk.load_problems("arithmetic", split="test", size=200),
+    )
+    config = hk.Config.preset(method, seed=seed)
+    run = hk.train(agents, problems, config, args.steps, test=test, eval_every=1, progress="off")
+    reached = [statistics.mean(a["avg@1"] for a in line["agents"].values()) >= args.level for line in run.history]
+    held = next((k for k in range(1, len(reached)) if all(reached[k:])), None)
+    if held is None:
+        return None
+    seconds = sum(line[f"seconds_{part}"] for line in run.history[1 : held + 1] for part in PARTS)
+    return {
+        "step": held, "seconds": round(seconds, 2), **{k: run.history[held][k] for k in ("rollouts", "tokens")}
+    }  # fmt: skip
+
+
+def medians(runs: dict[str, list[dict | None]]) -> dict[str, dict[str, float | None]]:
+    """Median cost of each method; None where half of the runs do not get there."""
+    out: dict[str, dict[str, float | None]] = {}
+    for method, costs in runs.items():
+        middle = {k: statistics.median(math.inf if c is None else c[k] for c in costs) for k in ("step", *COSTS)}
+        out[method] = {k: None if math.isinf(v) else v for k, v in middle.items()}
+    return out
+
+
+def over(found) -> dict[str, dict[str, dict[str, float]]]:
+    """Median over seeds of each method's cost over that of gspo with the same seed."""
+    out = {}
+    for pair, runs in found.items():
+        both = {m: [(a, b) for a, b in zip(runs[m], runs["gspo"], strict=True) if a and b] for m in runs if m != "gspo"}
+        out[pair] = {
+            m: {k: round(statistics.median(a[k] / b[k] for a, b in pairs), 3) for k in COSTS}
+            for m, pairs in both.items()
+            if pairs
+        }
+    return out
+
+
+if __name__ == "__main__":
+    main()
