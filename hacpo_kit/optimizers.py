@@ -39,6 +39,11 @@ class MasterAdamW(torch.optim.AdamW):
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 p.grad = None
 
+    def zero_gradients(self) -> None:
+        """Gives every master a gradient of 0: without one AdamW would leave it, and its moments, alone."""
+        for master in self.masters:
+            master.grad = torch.zeros_like(master)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients of masters and parameters."""
         super().zero_grad(set_to_none)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -85,22 +87,15 @@ def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
     return out
 
 
-def _passes(agent: Agent, batch: Batch, rows: Sequence[int], config: Config) -> Iterator[tuple[list[int], bool]]:
-    """The rows of one mini-batch in groups that are computed together, and whether a group can have a gradient.
-
-    Rows with advantage 0 and no KL have none: a pass forward gives their ratios. They are a third of the work, or more, where
-    many prompts are always or never solved. In half precision own and foreign rows are apart.
-    """
-    teach = [bool(batch.advantages[i]) or (config.beta > 0 and bool(batch.own[i])) for i in rows]
-    if not any(teach):  # the optimiser's step needs a gradient, be it 0
-        teach = [True] * len(rows)
-    kinds: dict[tuple[bool, bool], list[int]] = {}
-    for i, teaches in zip(rows, teach, strict=True):
-        kinds.setdefault((teaches, agent.half and bool(batch.own[i])), []).append(i)
-    for (teaches, _), part in sorted(kinds.items(), reverse=True):
+def _passes(agent: Agent, batch: Batch, rows: Sequence[int], config: Config) -> Iterator[list[int]]:
+    """The rows of one mini-batch in groups that are computed together; in half precision own and foreign ones apart."""
+    parts = [rows]
+    if agent.half:
+        parts = [[i for i in rows if batch.own[i]], [i for i in rows if not batch.own[i]]]
+    for part in filter(None, parts):
         prompts, responses = [batch.prompt_ids[i] for i in part], [batch.response_ids[i] for i in part]
         for micro in microbatches(prompts, responses, config.microbatch_tokens):
-            yield [part[i] for i in micro], teaches
+            yield [part[i] for i in micro]
 
 
 @torch.no_grad()
@@ -115,14 +110,26 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
     if not agent.half or batch.pool.updates.get(agent.name) != agent.updates:
         return None
     old: dict[int, Tensor] = {}
-    for rows in order[1:]:
-        for micro, _ in _passes(agent, batch, rows, config):
+    for part in (part for rows in order[1:] for part in _that_teach(batch, rows, config)):
+        for micro in _passes(agent, batch, part, config):
             if batch.own[micro[0]]:
                 some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
                 with out_of_memory(agent, f"scoring {told(*some)}", smaller_passes(micro, config.microbatch_tokens)):
                     logp, _ = agent.logprobs(*some, temperature=batch.pool.temperature)
                 old |= {i: row[: len(tokens)] for i, row, tokens in zip(micro, logp, some[1], strict=True)}
     return old
+
+
+def _that_teach(batch: Batch, rows: Sequence[int], config: Config) -> tuple[list[int], list[int]]:
+    """Rows that are computed with their gradient, and rows that get a pass forward first, a third of the work.
+
+    Advantage 0, without a KL, leaves no gradient, nor does a clipped ratio, which half of the foreign rollouts or more have.
+    """
+    at_once, first = [], []
+    for i in rows:
+        certain = bool(batch.own[i]) and (config.beta > 0 or bool(batch.advantages[i] != 0))
+        (at_once if certain else first).append(i)
+    return at_once, first
 
 
 def _one_update(
@@ -132,27 +139,20 @@ def _one_update(
     with out_of_memory(agent, doing, "load it with offload=True or lora=True"):
         optimizer = agent.prepare_update(config)
     optimizer.zero_grad(set_to_none=True)
-    seen: dict[int, tuple[float, bool]] = {}
-    loss, kl_sum = 0.0, 0.0
+    seen: dict[int, _Seen] = {}
     own_count = int(batch.own[rows].sum())
+    compute = partial(_compute, agent, batch, m=m, config=config, old=old, size=len(rows), own_count=own_count)
     try:
-        for micro, teaches in _passes(agent, batch, rows, config):
-            some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
-            doing = f"mini-batch {m}: the gradient of {told(*some)}; the weights are as before this mini-batch"
-            passes = smaller_passes(micro, config.microbatch_tokens, agent)
-            with out_of_memory(agent, doing, passes), torch.set_grad_enabled(teaches):
-                objective, s, hit, kl = _micro_objective(agent, batch, micro, m, config, old)
-                # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
-                part = -objective.sum() / len(rows)
-                if kl is not None:
-                    part = part + config.beta * kl.sum() / max(1, own_count)
-                    kl_sum += kl.sum().item()
-                _check_finite(agent, batch, micro, m, objective)
-                if teaches:
-                    part.backward()
-                    optimizer.collect()
-            loss += part.item()
-            seen |= dict(zip(micro, zip(s.tolist(), hit.tolist(), strict=True), strict=True))
+        teach, uncertain = _that_teach(batch, rows, config)
+        with torch.no_grad():
+            for micro in _passes(agent, batch, uncertain, config):
+                seen |= compute(micro)
+        teach += [i for i in uncertain if not seen[i].clipped and batch.advantages[i] != 0]
+        for micro in _passes(agent, batch, teach, config):
+            seen |= compute(micro)
+            optimizer.collect()
+        if not teach:
+            optimizer.zero_gradients()  # the moments go on, as with any gradient
         grad_norm = float(torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm))
         if not np.isfinite(grad_norm):
             raise FloatingPointError(
@@ -165,20 +165,59 @@ def _one_update(
         optimizer.zero_grad(set_to_none=True)
     agent.updates += 1
     agent.weights_version += 1
+    kl = sum(seen[i].kl for i in rows) / own_count if config.beta > 0 and own_count else None
     return MiniBatch(
         updates_made=m,
         lower=lower_bound(m, config),
         index=np.array([batch.index[i] for i in rows]),
         own=batch.own[rows].numpy(),
-        ratio=np.array([seen[i][0] for i in rows], np.float32),
-        clipped=np.array([seen[i][1] for i in rows], bool),
+        ratio=np.array([seen[i].ratio for i in rows], np.float32),
+        clipped=np.array([seen[i].clipped for i in rows], bool),
         advantages=batch.advantages[rows].numpy(),
         weights=batch.weights[rows].numpy(),
-        loss=loss,
+        loss=-sum(seen[i].objective for i in rows) / len(rows) + config.beta * (kl or 0),
         grad_norm=grad_norm,
         lr=optimizer.param_groups[0]["lr"],
-        kl=kl_sum / own_count if config.beta > 0 and own_count else None,
+        kl=kl,
     )
+
+
+class _Seen(NamedTuple):
+    """What a pass saw of one rollout."""
+
+    ratio: float
+    clipped: bool
+    objective: float
+    kl: float
+
+
+def _compute(
+    agent: Agent,
+    batch: Batch,
+    micro: list[int],
+    *,
+    m: int,
+    config: Config,
+    old: Mapping[int, Tensor] | None,
+    size: int,
+    own_count: int,
+) -> dict[int, _Seen]:
+    """A pass forward and, where gradients are on, its part of the gradient of a mini-batch of `size` rollouts."""
+    some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
+    doing = f"mini-batch {m}: the gradient of {told(*some)}; the weights are as before this mini-batch"
+    with out_of_memory(agent, doing, smaller_passes(micro, config.microbatch_tokens, agent)):
+        objective, ratio, hit, kl = _micro_objective(agent, batch, micro, m, config, old)
+        _check_finite(agent, batch, micro, m, objective)
+        if torch.is_grad_enabled():
+            # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
+            part = -objective.sum() / size
+            if kl is not None:
+                part = part + config.beta * kl.sum() / max(1, own_count)
+            part.backward()
+    each_kl = iter([] if kl is None else kl.tolist())
+    kls = [next(each_kl) if config.beta > 0 and batch.own[i] else 0.0 for i in micro]
+    values = zip(ratio.tolist(), hit.tolist(), objective.tolist(), kls, strict=True)
+    return {i: _Seen(*v) for i, v in zip(micro, values, strict=True)}
 
 
 def _micro_objective(

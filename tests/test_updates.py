@@ -52,6 +52,60 @@ def test_accumulation_does_not_change_the_gradient(scored, monkeypatch, method):
     torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize(("method", "more"), [("hacpo", {}), ("gspo", {}), ("grpo", {}), ("hacpo", {"beta": 0.1})])
+def test_rollouts_without_a_gradient_get_a_pass_forward_only(scored, monkeypatch, method, more):
+    agents, pool, capability = scored
+    config = hk.Config.preset(method, minibatch=4096, max_grad_norm=float("inf"), **more)
+    batch = hk.advantage(pool, agents[0], capability, config)
+    # some advantages of 0 among the own rollouts as well
+    batch = dataclasses.replace(batch, advantages=torch.where(torch.arange(len(batch)) % 3 == 0, 0.0, batch.advantages))
+    learned, logprobs = [], agents[0].logprobs
+
+    def watch(prompts, *args, **kwargs):
+        learned.append(len(prompts) if torch.is_grad_enabled() and kwargs.get("model") is None else 0)
+        return logprobs(prompts, *args, **kwargs)
+
+    monkeypatch.setattr(agents[0], "logprobs", watch)
+    found = []
+    for everything in (False, True):
+        if everything:  # as if each had a gradient
+            monkeypatch.setattr("hacpo_kit.updates._that_teach", lambda batch, rows, config: (list(rows), []))
+        learned.clear()
+        agents[0].updates = 0
+        with monkeypatch.context() as patch:
+            gradient = gradient_of(agents[0], batch, config, patch)
+        found.append((gradient, sum(learned)))
+    (some, count), (whole, every) = found
+    torch.testing.assert_close(some, whole, rtol=1e-4, atol=1e-7)
+    assert whole.norm() > 1e-3 and 0 < count < every == len(batch)
+
+
+def test_what_is_reported_does_not_depend_on_the_passes(scored, monkeypatch):
+    agents, pool, capability = scored
+    config = hk.Config.preset("hacpo", minibatch=4096, lr=0.0)
+    batch = hk.advantage(pool, agents[0], capability, config)
+    [some] = hk.update(agents[0], batch, config).minibatches
+    monkeypatch.setattr("hacpo_kit.updates._that_teach", lambda batch, rows, config: (list(rows), []))
+    agents[0].updates = 0  # the same order of rollouts again
+    [whole] = hk.update(agents[0], batch, config).minibatches
+    assert some.clipped.any() and (some.clipped == whole.clipped).all() and (some.index == whole.index).all()
+    np.testing.assert_allclose(some.ratio, whole.ratio, rtol=1e-5)
+    assert some.loss == pytest.approx(whole.loss, abs=1e-6) and some.grad_norm == pytest.approx(
+        whole.grad_norm, rel=1e-4
+    )
+
+
+def test_an_update_in_which_nothing_teaches_still_moves_by_its_momentum(scored):
+    agents, pool, capability = scored
+    config = hk.Config.preset("hacpo", minibatch=4096)
+    batch = hk.advantage(pool, agents[0], capability, config)
+    hk.update(agents[0], batch, config)
+    moments = {name: value.clone() for name, value in agents[0].optimizer.tensors().items()}
+    name = next(n for n in moments if n.endswith("exp_avg"))
+    hk.update(agents[0], dataclasses.replace(batch, advantages=torch.zeros(len(batch))), config)
+    assert torch.allclose(agents[0].optimizer.tensors()[name], moments[name] * config.beta1)
+
+
 def test_one_agent_hacpo_is_gspo_bit_for_bit(fresh_agent, problems):
     results = []
     for method in ("hacpo", "gspo"):
