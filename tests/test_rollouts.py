@@ -142,6 +142,13 @@ def test_greedy_answers_are_those_of_generate_whoever_leaves_the_batch(name, mon
         assert all(len(a.logps) == len(a.ids) for a in answers)
 
 
+def test_an_agent_in_float64_samples_and_is_scored_by_its_own_passes(qwen, problems):
+    expected = hk.rollout(qwen, problems[:2], n=4, **QUIET)
+    qwen.model.double()
+    pool = hk.rollout(qwen, problems[:2], n=4, **QUIET)
+    assert tokens(pool) == tokens(expected) and {r.logps.dtype for r in pool} == {np.dtype("float64")}
+
+
 def test_a_prompt_asked_often_is_read_once(qwen, problems, monkeypatch):
     read = []
     forward = qwen.model.forward

@@ -53,7 +53,7 @@ def sample(
         noise = _noise(logits, writing, len(prompts), generator) if temperature > 0 else None
         token, logp = _draw(logits, temperature, noise)
         tokens[writing, t] = torch.where(ended, agent.pad_id, token)
-        logps[writing, t] = logp
+        logps[writing, t] = logp.float()
         ended = ended | torch.isin(token, end)
         left = int(ended.sum())
         if t == max_new_tokens - 1 or left == len(ended):
