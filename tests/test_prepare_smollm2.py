@@ -34,11 +34,41 @@ def test_problem_files_are_the_same_every_time_and_can_be_loaded(tmp_path):
     assert not trained & {p.prompt for p in problems}
 
 
-def test_a_lesson_draws_its_share_of_sums():
-    lesson = smollm2.Lesson("mostly-sums", sums=0.8, batch=500)
-    asked = smollm2.draw(lesson, random.Random(0))
-    assert sum(q.sign == "+" for q in asked) / 500 == pytest.approx(0.8, abs=0.06)
-    assert {q.split for q in asked} == {"taught"}
+def test_a_lesson_draws_its_shares_of_sums_and_of_worked_answers():
+    lesson = smollm2.Lesson("mostly-sums", sums=0.8, worked=0.3, batch=500)
+    drawn = smollm2.draw(lesson, random.Random(0))
+    assert sum(q.sign == "+" for q, _ in drawn) / 500 == pytest.approx(0.8, abs=0.06)
+    assert sum(text == q.worked for q, text in drawn) / 500 == pytest.approx(0.3, abs=0.06)
+    assert {q.split for q, _ in drawn} == {"taught"}
+
+
+def test_worked_answers_are_right_and_go_by_tens_and_ones():
+    assert smollm2.Question(13, "+", 19).worked == r"13 + 10 = 23, 23 + 9 = 32, so \boxed{32}"
+    assert smollm2.Question(35, "-", 7).worked == r"35 - 7 = 28, so \boxed{28}"
+    for sign in "+-":
+        for q in smollm2.questions(sign, "taught"):
+            steps = q.worked.split(", so ")[0].split(", ")
+            assert all(eval(left) == int(right) for left, right in (step.split(" = ") for step in steps))
+            assert hk.boxed_math(q.worked, str(q.gold)).reward == hk.boxed_math(q.guessed, str(q.gold)).reward == 1
+
+
+def test_chosen_are_the_questions_with_right_and_wrong_answers():
+    asked = smollm2.mixed("train", 3)
+    ids = [smollm2.row(q)["id"] for q in asked]
+    right = {"a": dict(zip(ids, (0, 4, 4), strict=True)), "b": dict(zip(ids, (0, 4, 0), strict=True))}
+    [only] = smollm2.chosen(asked, right)
+    assert only["id"] == ids[2] and (only["right_a"], only["right_b"]) == (4, 0)
+
+
+def test_tries_are_counted_by_the_verifier_and_kept(tmp_path, monkeypatch):
+    asked = smollm2.mixed("train", 4)
+    hk.load_agent("qwen3-sums").save(tmp_path / "one")
+    right = smollm2.tried(tmp_path / "one", asked)
+    assert right.keys() == {smollm2.row(q)["id"] for q in asked} and all(
+        0 <= n <= smollm2.TRIES for n in right.values()
+    )
+    monkeypatch.setattr(smollm2, "sample", None)  # not asked again
+    assert smollm2.tried(tmp_path / "one", asked) == right
 
 
 def test_a_lesson_teaches_the_boxed_answer():
@@ -46,7 +76,7 @@ def test_a_lesson_teaches_the_boxed_answer():
 
     agent = hk.load_agent("qwen3-sums")
     agent.tokenizer.chat_template, agent.chat = smollm2.TEMPLATE, True
-    smollm2.teach(agent, smollm2.Lesson("small", sums=1.0, steps=60, learning_rate=3e-3))
+    smollm2.teach(agent, smollm2.Lesson("small", sums=1.0, worked=0, steps=60, learning_rate=3e-3))
     problems = [hk.Problem(q.prompt, q.prompt, str(q.gold)) for q in smollm2.mixed("test", 20)]
     answers = sample(agent, problems, 1, temperature=0, max_new_tokens=16)
     assert sum(a.text.startswith(r"\boxed{") and a.ended for a in answers) >= 18
