@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,11 +21,11 @@ import time
 from pathlib import Path
 
 import torch
+from measuring import memory, surroundings
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
 from hacpo_kit.rewards import score
-from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,8 +55,7 @@ def main() -> None:
     report["memory_ratio"] = round(report["peak_bytes"]["here"] / report["peak_bytes"]["trl"], 3)
     report |= {
         "settings": {k: v for k, v in vars(args).items() if k not in ("memory", "out")} | {"model": Path(args.model).name},
-        "load_average": [round(x, 1) for x in os.getloadavg()], "cores": os.cpu_count(), "machine": platform.machine(),
-        "versions": {**versions(), "trl": __import__("trl").__version__},
+        **surroundings("trl"),
     }  # fmt: skip
     out = args.out or ROOT / "reports" / f"against_trl-{Path(args.model).name}.json"
     write_json(out, report)
@@ -191,9 +188,7 @@ def alone(args) -> None:
         here = Here(args)
         for k in range(3):
             here.step(k)
-    # not getrusage: its maximum is inherited from the process that started this one
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    print(int(status["VmHWM"].split()[0]) * 1024)
+    print(memory("VmHWM"))
 
 
 def peak(who: str) -> int:

@@ -9,18 +9,16 @@ with as many rollouts as sequences; the copy of the weights is timed by itself, 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from measuring import surroundings
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
 from hacpo_kit.rollouts import sample
-from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUP = 8  # answers to each prompt, as in a rollout
@@ -41,8 +39,7 @@ def main() -> None:
     report = {
         "model": Path(args.model).name, "dtype": args.dtype, "threads": args.threads, "new_tokens": args.new_tokens,
         **compare(args.model, args.dtype, args.sequences, args.new_tokens, args.repeats),
-        "repeats": args.repeats, "load_average": [round(x, 1) for x in os.getloadavg()], "machine": platform.machine(),
-        "versions": versions(),
+        "repeats": args.repeats, **surroundings(),
     }  # fmt: skip
     write_json(args.out, report)
     for key, value in report.items():

@@ -9,20 +9,17 @@ travelled, and whether both learned the same to the last bit.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from measuring import PARTS, surroundings
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
-from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("seconds_rollout", "seconds_scoring", "seconds_reward", "seconds_advantage", "seconds_update")
 
 
 def main() -> None:
@@ -56,7 +53,7 @@ def main() -> None:
             capability[kind], metrics[kind] = result.capability, result.metrics["agents"]
             if k >= args.warm_up:
                 seconds[kind].append(spent)
-                split[kind].append([result.metrics[part] for part in PARTS])
+                split[kind].append([result.metrics[f"seconds_{part}"] for part in PARTS])
                 if kind == "two_workers":
                     travelled.append(moved(kinds[kind]) - before)
     middle = {kind: statistics.median(values) for kind, values in seconds.items()}
@@ -64,10 +61,7 @@ def main() -> None:
         "step_seconds": {kind: round(value, 3) for kind, value in middle.items()},
         "step_seconds_range": {kind: [round(min(v), 3), round(max(v), 3)] for kind, v in seconds.items()},
         "split_seconds": {
-            kind: {
-                part.removeprefix("seconds_"): round(statistics.median(r[i] for r in rows), 3)
-                for i, part in enumerate(PARTS)
-            }
+            kind: {part: round(statistics.median(r[i] for r in rows), 3) for i, part in enumerate(PARTS)}
             for kind, rows in split.items()
         },
         "share_of_one_process": round(middle["two_workers"] / middle["one_process"], 3),
@@ -81,10 +75,7 @@ def main() -> None:
         "prompts_per_step": args.prompts,
         "rollouts_per_prompt": config.rollouts_per_prompt,
         "threads_each": 1,
-        "load_average": [round(x, 1) for x in os.getloadavg()],
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "versions": {**versions(), "ray": __import__("ray").__version__},
+        **surroundings("ray"),
     }
     write_json(args.out, report)
     print(f"one process {middle['one_process']:.2f} s, two workers {middle['two_workers']:.2f} s a step:", end=" ")

@@ -9,17 +9,15 @@ the same distribution, so that its curve may differ as that of another seed does
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from measuring import PARTS, surroundings
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
-from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = {"transformers": {}, "vllm": {"engine": "vllm"}, "ray": {"workers": "ray", "threads": 1}}
@@ -41,8 +39,7 @@ def main() -> None:
     report = {
         "agents": args.agents, "method": args.method, "steps": args.steps, "runs": runs,
         "ray_is_transformers_to_the_last_bit": first["ray"]["learned"] == first["transformers"]["learned"],
-        "threads_each": 1, "cores": os.cpu_count(), "load_average": [round(x, 1) for x in os.getloadavg()],
-        "machine": platform.machine(), "versions": {**versions(), "ray": __import__("ray").__version__},
+        "threads_each": 1, **surroundings("ray"),
     }  # fmt: skip
     for run in runs:
         del run["learned"]
@@ -61,10 +58,9 @@ def one(way: str, seed: int, args) -> dict:
     start = time.perf_counter()
     run = hk.train(agents, problems, config, steps=args.steps, test=test, eval_every=args.eval_every, progress="off")
     seconds = time.perf_counter() - start
-    steps = [record for record in run.history if record["step"] and "seconds_update" in record]
-    gaps = [a[k] for r in steps for a in r["agents"].values() for k in ("engine_gap_mean",) if k in a]
-    parts = ("rollout", "scoring", "reward", "advantage", "update")
-    spent = {part: [r[f"seconds_{part}"] for r in steps] for part in parts}
+    steps = run.history[1:]  # the first line is the evaluation before training
+    gaps = [a["engine_gap_mean"] for r in steps for a in r["agents"].values() if "engine_gap_mean" in a]
+    spent = {part: [r[f"seconds_{part}"] for r in steps] for part in PARTS}
     found = {
         "way": way, "seed": seed, "accuracy": accuracies(run), "seconds": round(seconds, 1),
         "step_seconds": round(statistics.median(map(sum, zip(*spent.values(), strict=True))), 3),

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-import platform
 import statistics
 import time
 import zlib
@@ -23,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from measuring import PARTS, memory, surroundings
 from transformers import AutoModelForCausalLM
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
 from hacpo_kit.rewards import boxed_math
-from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"agents": 2, "n": 8, "prompts": 16, "new_tokens": 24, "width": 0}  # width 0: the built-in agents
@@ -37,7 +35,6 @@ VARIED = {
     "agents": (BASE, [1, 2, 3, 4]), "n": (BASE, [4, 8, 16, 32]), "prompts": (BASE, [8, 16, 32, 64]),
     "new_tokens": (RANDOM, [12, 24, 48, 96]), "width": (RANDOM, [64, 128, 256, 512]),
 }  # fmt: skip
-PARTS = ("rollout", "scoring", "reward", "advantage", "update")
 ONES = ("qwen3-sums", "llama-differences", "qwen3-small-differences", "llama-novice")
 
 
@@ -58,8 +55,7 @@ def main() -> None:
     report = {
         "base": BASE, "base_random": RANDOM, "rows": rows,
         "growth": {name: growth(frame[frame["varies"] == name]) for name in VARIED},
-        "repeats": args.repeats, "threads": 1, "load_average": [round(x, 1) for x in os.getloadavg()],
-        "cores": os.cpu_count(), "machine": platform.machine(), "versions": versions(),
+        "repeats": args.repeats, "threads": 1, **surroundings(),
     }  # fmt: skip
     write_json(args.out, report)
     args.out.with_suffix(".png").write_bytes(picture(frame).png())
@@ -103,12 +99,6 @@ def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, rep
     return {key: statistics.median(f[key] for f in some) for key in some[0]} | {
         "rollouts": len(result.pool), "rollouts_learned": sum(a["rollouts_used"] for a in result.metrics["agents"].values()),
     }  # fmt: skip
-
-
-def memory(which: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
 
 
 def growth(frame: pd.DataFrame) -> dict[str, float]:

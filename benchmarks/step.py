@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from measuring import PARTS
 
 import hacpo_kit as hk
 from hacpo_kit.agents import align
@@ -24,7 +25,6 @@ from hacpo_kit.saving import versions
 from hacpo_kit.updates import minibatches
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("seconds_rollout", "seconds_scoring", "seconds_reward", "seconds_advantage", "seconds_update")
 
 
 def main() -> None:
@@ -47,8 +47,8 @@ def main() -> None:
         if k >= 2:  # the first two warm up allocators, kernels and verifier processes
             totals.append(total)
             plain.append(bare)
-            parts.append([result.metrics[name] for name in PARTS])
-    split = {name.removeprefix("seconds_"): statistics.median(p[i] for p in parts) for i, name in enumerate(PARTS)}
+            parts.append([result.metrics[f"seconds_{part}"] for part in PARTS])
+    split = {name: statistics.median(p[i] for p in parts) for i, name in enumerate(PARTS)}
     step_seconds, plain_seconds = statistics.median(totals), statistics.median(plain)
     report = {
         "step_seconds": round(step_seconds, 3),

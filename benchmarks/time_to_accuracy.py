@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import platform
 import statistics
 from pathlib import Path
 
 import torch
+from measuring import PARTS, surroundings
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
-from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("rollout", "scoring", "reward", "advantage", "update")
 COSTS = ("seconds", "rollouts", "tokens")
 
 
@@ -46,8 +43,7 @@ def main() -> None:
                 print(pair, seed, method, found[pair][method][-1], flush=True)
     report = {
         "level": args.level, "median": {pair: medians(found[pair]) for pair in found}, "over_gspo": over(found),
-        "runs": found, "steps": args.steps, "seeds": args.seeds, "threads": 1, "cores": os.cpu_count(),
-        "load_average": [round(x, 1) for x in os.getloadavg()], "machine": platform.machine(), "versions": versions(),
+        "runs": found, "steps": args.steps, "seeds": args.seeds, "threads": 1, **surroundings(),
     }  # fmt: skip
     write_json(args.out, report)
     for pair, ratios in report["over_gspo"].items():

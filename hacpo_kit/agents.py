@@ -461,7 +461,7 @@ def each(agents: Sequence[Agent], function: Callable, *args: Any, bar=None, **se
     if bar is not None:
         settings["bar"] = bar
     values = []
-    for agent in agents:
+    for agent in agents:  # no comprehension: before Python 3.12 it is a frame, and warnings count frames
         values.append(function(agent, *args, **settings))
     return values
 

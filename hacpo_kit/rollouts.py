@@ -186,19 +186,18 @@ def _score_new(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float,
     In float32 the default engine has computed the same numbers: where a sixteenth of the rollouts, scored, shows that, the
     others keep them, which saves a pass over everything.
     """
-    if agent.engine is not transformers_engine:
-        return score(agent, rollouts, temperature=temperature, tokens=tokens)
+    own = agent.engine is transformers_engine
     engine = [r.engine_logps for r in rollouts]
-    rollouts = [replace(r, engine_logps=None) for r in rollouts]  # the same model: no second opinion
+    if own:
+        rollouts = [replace(r, engine_logps=None) for r in rollouts]  # the same model: no second opinion
     known = all(values is not None and np.isfinite(values).all() for values in engine)
-    if agent.model.dtype != torch.float32 or not known:
-        return score(agent, rollouts, temperature=temperature, tokens=tokens)
-    looked = range(0, len(rollouts), LOOKED_AT)
-    some = score(agent, [rollouts[i] for i in looked], temperature=temperature, tokens=tokens)
-    if not max(abs(float(r.logps.mean() - engine[i].mean())) for i, r in zip(looked, some, strict=True)) <= SAME:
-        return score(agent, rollouts, temperature=temperature, tokens=tokens)
-    scored = dict(zip(looked, some, strict=True))
-    return [scored.get(i) or replace(r, logps=engine[i]) for i, r in enumerate(rollouts)]
+    if own and known and agent.dtype == torch.float32:
+        looked = range(0, len(rollouts), LOOKED_AT)
+        some = score(agent, [rollouts[i] for i in looked], temperature=temperature, tokens=tokens)
+        if max(abs(float(r.logps.mean() - engine[i].mean())) for i, r in zip(looked, some, strict=True)) <= SAME:
+            scored = dict(zip(looked, some, strict=True))
+            return [scored.get(i) or replace(r, logps=engine[i]) for i, r in enumerate(rollouts)]
+    return score(agent, rollouts, temperature=temperature, tokens=tokens)
 
 
 def _check_distribution(temperature, top_p, top_k) -> None:

@@ -141,7 +141,7 @@ def _one_update(
     optimizer.zero_grad(set_to_none=True)
     seen: dict[int, _Seen] = {}
     own_count = int(batch.own[rows].sum())
-    compute = partial(_compute, agent, batch, m=m, config=config, old=old, size=len(rows), own_count=own_count)
+    compute = partial(_compute, agent, batch, rows, m=m, config=config, old=old)
     try:
         teach, uncertain = _that_teach(batch, rows, config)
         with torch.no_grad():
@@ -194,15 +194,14 @@ class _Seen(NamedTuple):
 def _compute(
     agent: Agent,
     batch: Batch,
+    rows: Sequence[int],
     micro: list[int],
     *,
     m: int,
     config: Config,
     old: Mapping[int, Tensor] | None,
-    size: int,
-    own_count: int,
 ) -> dict[int, _Seen]:
-    """A pass forward and, where gradients are on, its part of the gradient of a mini-batch of `size` rollouts."""
+    """A pass forward over a part of the mini-batch `rows` and, where gradients are on, its part of the gradient."""
     some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
     doing = f"mini-batch {m}: the gradient of {told(*some)}; the weights are as before this mini-batch"
     with out_of_memory(agent, doing, smaller_passes(micro, config.microbatch_tokens, agent)):
@@ -210,9 +209,9 @@ def _compute(
         _check_finite(agent, batch, micro, m, objective)
         if torch.is_grad_enabled():
             # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
-            part = -objective.sum() / size
+            part = -objective.sum() / len(rows)
             if kl is not None:
-                part = part + config.beta * kl.sum() / max(1, own_count)
+                part = part + config.beta * kl.sum() / max(1, int(batch.own[rows].sum()))
             part.backward()
     each_kl = iter([] if kl is None else kl.tolist())
     kls = [next(each_kl) if config.beta > 0 and batch.own[i] else 0.0 for i in micro]

@@ -12,7 +12,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 
 import torch  # noqa: E402
-from test_remote import CONFIG, PAIR, SETTINGS, same_run  # noqa: E402
+from test_remote import CONFIG, PAIR, SETTINGS, calm, same_run  # noqa: E402, F401
 
 import hacpo_kit as hk  # noqa: E402
 from hacpo_kit import remote  # noqa: E402
@@ -37,20 +37,12 @@ def agents(cluster):
     return cluster
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory, problems):
-    """The run folder of two steps in this process."""
-    folder = tmp_path_factory.mktemp("calm")
-    hk.train(hk.load_agents(PAIR, device="cpu"), problems, CONFIG, 2, out=folder, test=problems[:3], **SETTINGS)
-    return folder
-
-
 def where(agents):
     """Process and threads of each worker; a function that no module has travels, too."""
     return each(agents, lambda agent: (os.getpid(), torch.get_num_threads()))
 
 
-def test_a_run_on_ray_is_the_run_of_this_process_and_no_weights_travel(agents, calm, tmp_path, problems):
+def test_a_run_on_ray_is_the_run_of_this_process_and_no_weights_travel(agents, calm, tmp_path, problems):  # noqa: F811
     places = where(agents)
     assert len({pid for pid, _ in places} | {os.getpid()}) == 3 and [threads for _, threads in places] == [1, 1]
     before = sum(a.sent + a.received for a in agents)
@@ -61,7 +53,7 @@ def test_a_run_on_ray_is_the_run_of_this_process_and_no_weights_travel(agents, c
     assert hk.load_agent(tmp_path / "saved").name == "saved"
 
 
-def test_a_worker_that_dies_at_work_is_replaced(agents, calm, tmp_path, problems):
+def test_a_worker_that_dies_at_work_is_replaced(agents, calm, tmp_path, problems):  # noqa: F811
     def after(result):
         if not made:
             agents[1].send(remote._pack((lambda agent: os._exit(7), (), {})))  # before it comes to the next request

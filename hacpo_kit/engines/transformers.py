@@ -41,7 +41,6 @@ def sample(
 
     The noise comes from a generator of its own, so that neither other threads nor earlier draws change an answer.
     """
-    agent.model.generation_config = neutral_generation_config(agent)  # should anyone call generate() beside us
     generator = torch.Generator(agent.device).manual_seed(seed)
     end = torch.tensor(sorted(agent.end_ids), device=agent.device)
     tokens = torch.full((len(prompts), max_new_tokens), agent.pad_id, device=agent.device)
