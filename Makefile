@@ -8,7 +8,7 @@ SAME := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_
 	NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX" HF_HUB_OFFLINE=1
 NOTEBOOKS := $(wildcard notebooks/*.ipynb notebooks/exercises/*.ipynb)
 
-.PHONY: demo test test-vllm test-ray setup-vllm lab lint setup notebooks study bench
+.PHONY: demo test test-vllm test-ray setup-vllm lab lint setup notebooks study chaos bench
 
 setup: $(READY)
 
@@ -69,6 +69,12 @@ study: $(READY)
 	$(BIN)/hacpo-kit sweep $(GRID) --out reports/runs/$(STUDY) --jobs $(JOBS) --keep-checkpoints none
 	$(BIN)/hacpo-kit report reports/runs/$(STUDY) --out $(PAGE)
 	$(if $(filter study,$(STUDY)),$(BIN)/python benchmarks/readme.py)
+
+# 50 runs are killed at random moments, then a kernel, a sweep, a verifier process and (where Ray is installed) a worker
+KILLS ?= 50
+
+chaos: $(READY)
+	$(BIN)/python tests/chaos --kills $(KILLS)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py

@@ -140,8 +140,8 @@ def group_advantages(
 
     `capability` maps each agent to its windowed P̂. With one source it is the plain group-relative advantage.
 
-    Raises ValueError for rewards that are not finite, for lengths that disagree, and, unless `equal_counts=False`,
-    where an agent has fewer answers to a prompt than another.
+    Raises ValueError for rewards that are not finite or too large to compare, for lengths that disagree, and, unless
+    `equal_counts=False`, where an agent has fewer answers to a prompt than another.
 
     >>> group_advantages(torch.tensor([1.0, 0, 0, 0]), ["p"] * 4, ["A"] * 4, "A", {"A": 0.25}).advantages
     tensor([ 1.5000, -0.5000, -0.5000, -0.5000])
@@ -174,6 +174,12 @@ def group_advantages(
 
     # A = (R − μ̂) / (σ_joint + 1e-6); a prompt whose rewards are all equal teaches nothing
     advantages = torch.where(equal, 0.0, (rewards - baselines) / (joint_std + STD_GUARD))
+    bad = ~(advantages.isfinite() & (joint_std.isfinite() | equal))
+    if bad.any():
+        raise ValueError(
+            f"rewards of rollouts {bad.nonzero().flatten().tolist()} are too large: their spread is no finite number; "
+            "give smaller ones"
+        )
     return GroupAdvantages(advantages, baselines, torch.where(equal, 0.0, joint_std))
 
 

@@ -20,7 +20,7 @@ import torch
 from hacpo_kit.advantages import Capability, _learner_tokens, advantage
 from hacpo_kit.agents import Agent, as_list, microbatches
 from hacpo_kit.config import Config
-from hacpo_kit.files import replacing
+from hacpo_kit.files import remove_leftovers, replacing
 from hacpo_kit.objective import lower_bound
 from hacpo_kit.records import Batch, MiniBatch, Pool, StepStats, derive_seed
 from hacpo_kit.updates import _micro_objective, minibatches
@@ -208,8 +208,7 @@ def drop_after(folder: Path, step: int) -> None:
     """Removes what a stopped run recorded after its last checkpoint; those steps are made again."""
     for later in (s for s in recorded_steps(folder) if s > step):
         path_of(folder, later).unlink()
-    for half in (folder / FOLDER).glob(".step-*.tmp"):
-        half.unlink()
+    remove_leftovers(folder / FOLDER)
 
 
 def planned(pool: Pool, agent: Agent, capability: Capability, config: Config) -> list[MiniBatch]:

@@ -213,10 +213,11 @@ def run_notebook(
     """Runs a notebook with papermill and leaves `out/name.ipynb`, `out/name.html` and, if it trains, the folder `out/name`.
 
     `code=False` leaves the code out of the HTML. Names and types are checked first; a kernel that cannot start is tried
-    `tries` times. Raises FileNotFoundError, ValueError (no `parameters` cell, bad name or type) or papermill's error; the
-    executed notebook then shows where.
+    `tries` times. Raises FileNotFoundError, ValueError (no `parameters` cell, bad name or type), ChildProcessError for a
+    kernel that dies, or papermill's error; the executed notebook then shows where.
     """
     import papermill
+    from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
     source = find_notebook(notebook)
@@ -248,6 +249,11 @@ def run_notebook(
         except PapermillExecutionError:
             write_html(executed, html)  # with the code: the page is to show where it failed
             raise
+        except DeadKernelError:
+            raise ChildProcessError(
+                f"the kernel of {executed.name} has died (was it killed, or out of memory?); what was trained is there up "
+                "to the last checkpoint, and the same command goes on from it"
+            ) from None
         _forget_folders(executed, source)
         write_html(executed, html, code=code)
     return executed, html

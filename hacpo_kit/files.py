@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
+import time
 import uuid
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,11 +40,58 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def remove_leftovers(*folders: Path) -> None:
+    """Removes what a killed process left half written under a temporary name; for who holds the lock of the folders."""
+    for left in (left for folder in folders for left in Path(folder).glob(".*.tmp")):
+        if re.search(r"\.[0-9a-f]{8}\.tmp$", left.name):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder so that a reader finds all of it or none."""
+    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    folder.replace(aside)
+    shutil.rmtree(aside)
+
+
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Appends JSON lines; a line cut by a stop is dropped again by `truncate_lines`."""
-    with path.open("a", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    """Appends JSON lines: all of them or, with an OSError that names the file (a full disk), none.
+
+    A line cut by a kill does not count for `read_lines`; `truncate_lines` drops it.
+    """
+    lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+    left = memoryview("".join(lines).encode("utf-8"))
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            while left:  # a write may take less than all
+                left = left[file.write(left) :]
+        except OSError as fault:
+            file.truncate(before)
+            raise OSError(fault.errno, fault.strerror, str(path)) from None
+
+
+class Lines:
+    """A file of JSON lines that grows with a run; lines that cannot be written wait, and go with the next ones."""
+
+    def __init__(self, path: Path):
+        self.path, self.waiting = path, []
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Appends rows; warns, and keeps them, if the file cannot be written."""
+        self.waiting += rows
+        try:
+            self.write()
+        except OSError as fault:
+            warnings.warn(
+                f"{len(self.waiting)} lines cannot be written ({fault}); they are kept and written with the next ones",
+                stacklevel=3,
+            )
+
+    def write(self) -> None:
+        """Writes what waits. Raises OSError if that still cannot be."""
+        append_lines(self.path, self.waiting)
+        self.waiting = []
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -71,7 +122,7 @@ def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
 def locked(file: Path | None, what: str):
     """Holds a lock file while the block runs, so that no other process does the same; None locks nothing.
 
-    Raises ValueError if somebody else holds it; the lock of a killed process is free.
+    Raises ValueError, with the process that holds it, if somebody does; the lock of a killed process is free.
     """
     if file is None:
         yield
@@ -80,12 +131,27 @@ def locked(file: Path | None, what: str):
 
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        handle = file.open("a")
+        handle = file.open("a+", encoding="utf-8")
     except OSError as error:
         raise OSError(f"{file.parent} cannot be written: {error}") from error
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another process is at work on {what}; wait for it, or choose another name") from None
+            raise ValueError(
+                f"another process is at work on {what}{_holder(handle)}; wait for it, or choose another name"
+            ) from None
+        # the content only says who it is; the lock itself is the operating system's, and ends with the process
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle.fileno(), 0)
+            me = {"process": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            os.write(handle.fileno(), json.dumps(me).encode())
         yield
+
+
+def _holder(handle) -> str:
+    handle.seek(0)
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # it has just begun, or is of an earlier version
+        who = json.loads(handle.read())
+        return f" (process {who['process']} on {who['host']}, since {who['since']})"
+    return ""

@@ -52,6 +52,11 @@ class Rollout:
         return replace(self, reward=reward, status=status)
 
 
+def named(rollouts: Sequence[Rollout]) -> str:
+    """The first eight rollouts by problem, source and sample, for an error."""
+    return "; ".join(f"{r.problem} by {r.source} #{r.sample}" for r in rollouts[:8])
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Pool:
     """All rollouts of all agents on the same problems; every learner builds its own view of it."""
@@ -110,11 +115,9 @@ class Pool:
         if not len(rewards) == len(statuses) == len(self.rollouts):
             raise ValueError(f"{len(self.rollouts)} rollouts, {len(rewards)} rewards, {len(statuses)} statuses")
         given = zip(self.rollouts, rewards, strict=True)
-        bad = [f"{r.problem} by {r.source} #{r.sample}" for r, v in given if v is not None and not np.isfinite(v)]
+        bad = [r for r, v in given if v is not None and not np.isfinite(v)]
         if bad:
-            raise ValueError(
-                f"rewards of {len(bad)} rollouts are not finite ({'; '.join(bad[:8])}); None: not scorable"
-            )
+            raise ValueError(f"rewards of {len(bad)} rollouts are not finite ({named(bad)}); None: not scorable")
         scored = zip(self.rollouts, rewards, statuses, strict=True)
         return replace(self, rollouts=tuple(r.scored(v, s) for r, v, s in scored))
 

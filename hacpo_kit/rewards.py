@@ -15,6 +15,7 @@ import json
 import math
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ import psutil
 from hacpo_kit.verifier import MAX_CHARS, integer, last_box
 
 if TYPE_CHECKING:
-    from hacpo_kit.records import Pool
+    from hacpo_kit.records import Pool, Rollout
 
 WORKER_SCRIPT = Path(__file__).with_name("verifier.py")
 MEMORY_LIMIT = 2**30  # bytes of resident memory; a worker beyond it is replaced
@@ -126,7 +127,9 @@ def _call(fn: Callable, response: str, gold: str, index: int) -> Verdict:
     except (TypeError, ValueError):
         raise ValueError(f"item {index}: the reward function returned {given!r}, not a number or a Verdict") from None
     if not math.isfinite(number):
-        raise ValueError(f"item {index}: the reward function returned {given!r}; a reward must be finite")
+        error = ValueError(f"item {index}: the reward function returned {given!r}; a reward must be finite")
+        error.item = index
+        raise error
     # the plain number, also of a Verdict: numpy's and torch's scalars are no JSON
     return (
         replace(given, reward=number)
@@ -167,8 +170,7 @@ def _verify(keys: list[tuple], timeout: float, workers: int, progress: bool) -> 
     def feed() -> None:
         try:
             while (key := _next(waiting)) is not None:
-                with _pool().worker(workers, stop) as worker:
-                    done[key] = worker.solve(*key, timeout, stop)
+                done[key] = _solve(key, timeout, workers, stop)
         except _Stopped:  # the caller does not want the rest
             pass
         except BaseException as fault:  # raised again in the caller's thread
@@ -185,6 +187,17 @@ def _verify(keys: list[tuple], timeout: float, workers: int, progress: bool) -> 
     if faults:
         raise faults[0]
     return done
+
+
+def _solve(key: tuple, timeout: float, workers: int, stop: threading.Event) -> Verdict:
+    """The verdict on one item; if somebody kills its worker, which is not the item's fault, another one tries once more."""
+    for _ in range(2):
+        try:
+            with _pool().worker(workers, stop) as worker:
+                return worker.solve(*key, timeout, stop)
+        except _Killed as death:
+            told = f"the verifier process died: {death}"
+    return Verdict(None, "error", told)
 
 
 def _next(waiting: deque) -> tuple | None:
@@ -212,6 +225,10 @@ class _Dead(Exception):
     """The worker ended or was ended while it worked; the message says how."""
 
 
+class _Killed(_Dead):
+    """Somebody else ended it: a user, or a system that runs out of memory."""
+
+
 class _Worker:
     """One verifier process. It has at most one item at a time, and is killed rather than left with one unanswered."""
 
@@ -237,12 +254,12 @@ class _Worker:
                 raise _Dead(hello["broken"] if hello else f"not ready after {START_LIMIT:.0f} s")
         except BaseException as fault:
             self.kill()
-            if isinstance(fault, _Dead):
+            if isinstance(fault, _Dead) and not isinstance(fault, _Killed):
                 raise RuntimeError(f"the verifier process did not start: {fault}") from None
             raise
 
     def solve(self, answer: str | None, gold: str, timeout: float, stop: threading.Event) -> Verdict:
-        """The verdict on one item; afterwards the worker is either free again or dead."""
+        """The verdict on one item; afterwards the worker is either free again or dead. Raises _Killed, _Stopped."""
         number, deadline = next(self.numbers), time.monotonic() + timeout
         gold_read = integer(gold.strip()) is not None
         item = {"id": number, "answer": answer, "gold": gold, "timeout": timeout}
@@ -264,6 +281,8 @@ class _Worker:
                 gold_read = True
         except _Dead as death:
             self.kill()
+            if isinstance(death, _Killed):
+                raise
             return Verdict(None, "error", f"the verifier process died: {death}")
         except BaseException:
             self.kill()
@@ -275,7 +294,7 @@ class _Worker:
             while view:  # the pipe is unbuffered and may take less than all
                 view = view[self.process.stdin.write(view) :]
         except OSError as fault:
-            raise _Dead(f"{fault}") from None
+            raise _Killed(f"{fault}") from None  # it ended before it had the item
 
     def _read(self, deadline: float, stop: threading.Event) -> dict | None:
         """The next message; None when time is up. Raises _Dead, _Stopped."""
@@ -288,7 +307,8 @@ class _Worker:
             if self.selector.select(min(left, POLL)):
                 chunk = os.read(self.process.stdout.fileno(), 65536)
                 if not chunk:
-                    raise _Dead(f"exit code {self.process.wait()}")
+                    code = self.process.wait()
+                    raise (_Killed if code == -signal.SIGKILL else _Dead)(f"exit code {code}")
                 self.buffer += chunk
             elif self.too_big():
                 raise _Dead(f"more than {MEMORY_LIMIT / 2**20:.0f} MiB of memory")
@@ -393,7 +413,12 @@ def reward(
     Rollouts that cannot be scored (status unscorable or error) keep the reward None; a warning counts them.
     """
     pairs = [(r.text, pool.problem(r.problem).gold) for r in pool]
-    verdicts = score(pairs, fn=function, timeout=timeout, workers=workers, progress=progress)
+    try:
+        verdicts = score(pairs, fn=function, timeout=timeout, workers=workers, progress=progress)
+    except ValueError as error:
+        if (item := getattr(error, "item", None)) is not None:
+            _name_rollout(error, pool, pool.rollouts[item])
+        raise
     unpaid = [(r, v) for r, v in zip(pool, verdicts, strict=True) if v.reward is None]
     if unpaid:
         first, why = unpaid[0]
@@ -403,3 +428,12 @@ def reward(
             stacklevel=2,
         )
     return pool.with_rewards([v.reward for v in verdicts], [v.status for v in verdicts])
+
+
+def _name_rollout(error: ValueError, pool: Pool, rollout: Rollout) -> None:
+    from hacpo_kit.faults import with_fault
+    from hacpo_kit.records import named
+
+    problem = pool.problem(rollout.problem)
+    error.args = (f"agent {rollout.source!r}, {named([rollout])}: {error}",)
+    with_fault(error, rollout.source, [rollout], [{"prompt": problem.prompt_text, "gold": problem.gold}])

@@ -15,8 +15,9 @@ from tqdm.auto import tqdm
 from hacpo_kit.agents import Agent, as_list, each, microbatches
 from hacpo_kit.engines import Answer
 from hacpo_kit.engines import transformers as transformers_engine
+from hacpo_kit.faults import with_fault
 from hacpo_kit.memory import out_of_memory, smaller_passes, told
-from hacpo_kit.records import Pool, Rollout, derive_seed, engine_gap
+from hacpo_kit.records import Pool, Rollout, derive_seed, engine_gap, named
 
 if TYPE_CHECKING:
     from hacpo_kit.problems import Problem
@@ -142,7 +143,9 @@ def sample_batches(
                     seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
                 )
             given = zip(chunk, answers, strict=True)
-            yield [_record(agent, problems[i].id, k, prompts[i], answer) for (i, k), answer in given]
+            written = [_record(agent, problems[i].id, k, prompts[i], answer) for (i, k), answer in given]
+            _check_finite(agent, written, [r.engine_logps for r in written])  # evaluation scores nothing afterwards
+            yield written
 
 
 def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], answer: Answer) -> Rollout:
@@ -162,7 +165,7 @@ def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], an
 def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, tokens: int = 32768) -> list[Rollout]:
     """The agent's own log-probability of each of its tokens, by the function that later scores the learners.
 
-    Raises FloatingPointError, naming the rollouts, if one is not finite.
+    Raises FloatingPointError, naming the rollouts and with them in its attribute `fault`, if one is not finite.
     """
     logps: list[np.ndarray | None] = [None] * len(rollouts)
     prompts, responses = [r.prompt_ids for r in rollouts], [r.token_ids for r in rollouts]
@@ -174,10 +177,17 @@ def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, toke
             for i, row in zip(rows, values, strict=True):
                 logps[i] = row[: len(responses[i])].copy()
     scored = [replace(r, logps=v) for r, v in zip(rollouts, logps, strict=True)]
-    bad = [f"{r.problem}/{r.sample}" for r in scored if not np.isfinite(r.logps).all()]
-    if bad:
-        raise FloatingPointError(f"agent {agent.name!r}: log-probabilities of rollouts {bad[:8]} are not finite")
+    _check_finite(agent, scored, [r.logps for r in scored])
     return scored
+
+
+def _check_finite(agent: Agent, rollouts: Sequence[Rollout], logps: Sequence[np.ndarray | None]) -> None:
+    """Raises FloatingPointError, with the rollouts, unless every log-probability that is known is finite."""
+    bad = [r for r, values in zip(rollouts, logps, strict=True) if values is not None and not np.isfinite(values).all()]
+    if bad:
+        told = f"agent {agent.name!r}: the log-probabilities of {len(bad)} rollouts are not finite ({named(bad)})"
+        seen = [{"prompt": agent.decode(r.prompt_ids), "engine_logps": r.engine_logps} for r in bad]
+        raise with_fault(FloatingPointError(told), agent.name, bad, seen)
 
 
 def _score_new(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, tokens: int) -> list[Rollout]:

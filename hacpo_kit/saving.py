@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import random
 import re
@@ -24,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
 from hacpo_kit.agents import Agent, each, quiet
-from hacpo_kit.files import write_json
+from hacpo_kit.files import remove_folder, remove_leftovers, write_json
 from hacpo_kit.lora import adapter_tensors, has_adapter, load_adapter
 from hacpo_kit.optimizers import MasterAdamW
 from hacpo_kit.records import Pool
@@ -74,8 +76,8 @@ def versions() -> dict[str, str]:
 def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
     """Writes one checkpoint: every agent as a Hugging Face folder, optimisers, random states, capability, position.
 
-    The checkpoint appears under its name only when it is complete. Raises OSError if it cannot be written, ValueError
-    if the folder holds something else than a checkpoint.
+    The checkpoint appears under its name only when it is complete, with the SHA-256 of each of its files, which `restore`
+    checks. Raises OSError if it cannot be written, ValueError if the folder holds something else than a checkpoint.
     """
     folder = Path(folder).absolute()  # workers may have another working directory
     if folder.exists() and not (folder / "state.json").exists() and (folder.is_file() or any(folder.iterdir())):
@@ -86,20 +88,20 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
         entries = each(agents, _save_agent, temporary)
         for agent in agents:
             check_arrived(agent, temporary / "agents" / agent.name)
-        save_file(_random_tensors(), temporary / "random.safetensors")
+        with _as_oserror():
+            save_file(_random_tensors(), temporary / "random.safetensors")
         python = random.getstate()
-        write_json(
-            temporary / "state.json",
-            {
-                **state.totals,
-                "position": state.position,
-                "capability": state.capability.to_dict(),
-                "agents": entries,
-                "random": [python[0], list(python[1]), python[2]],
-            },
-        )
+        content = {
+            **state.totals,
+            "position": state.position,
+            "capability": state.capability.to_dict(),
+            "agents": entries,
+            "random": [python[0], list(python[1]), python[2]],
+            "files": _digests(temporary),
+        }
+        write_json(temporary / "state.json", {**content, "sha256": _digest_of(content)})  # last: it has all digests
         if folder.exists():  # aside first: a stop between two renames loses nothing
-            aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.old.tmp")
+            aside = folder.with_name(f".{folder.name}.old.{uuid.uuid4().hex[:8]}.tmp")
             folder.replace(aside)
             temporary.replace(folder)
             shutil.rmtree(aside)
@@ -111,6 +113,55 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
     return folder
 
 
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file, by its path inside the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): _digest(path) for path in files}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    """What state.json holds, once it and every file of the checkpoint have the digests with which they were written.
+
+    Checkpoints of earlier versions have none and are taken as they are. Raises OSError, naming the file, for a damaged one.
+    """
+    try:
+        stored = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        content = {name: value for name, value in stored.items() if name != "sha256"}
+    except (ValueError, AttributeError) as fault:
+        raise OSError(f"{folder / 'state.json'} is damaged ({type(fault).__name__}: {fault})") from None
+    if not {"files", "sha256"} & stored.keys():
+        return stored
+    if stored.get("sha256") != _digest_of(content):
+        raise OSError(f"{folder / 'state.json'} is damaged: it no longer has the checksum with which it was written")
+    for name, digest in stored["files"].items():
+        if not (folder / name).is_file():
+            raise OSError(f"{folder / name} is missing")
+        if _digest(folder / name) != digest:
+            raise OSError(f"{folder / name} is damaged: it no longer has the checksum with which it was written")
+    return stored
+
+
+@contextlib.contextmanager
+def _as_oserror():
+    """safetensors and tokenizers have exceptions of their own for what the operating system refuses, such as a full disk."""
+    try:
+        yield
+    except Exception as fault:
+        if isinstance(fault, OSError) or not (found := re.search(r"\(os error (\d+)\)", str(fault))):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from fault
+
+
+@_as_oserror()
 def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
     """Writes one agent's part of a checkpoint and returns its entry."""
     agent.save(folder / "agents" / agent.name)
@@ -133,12 +184,13 @@ def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
 def restore(folder: str | Path, agents: Sequence[Agent]) -> State:
     """Puts agents and random generators back to a checkpoint and returns where the run stood.
 
-    Raises FileNotFoundError for a folder that is no checkpoint, ValueError if it holds other agents.
+    Raises FileNotFoundError for a folder that is no checkpoint, OSError, naming the file, if one is damaged or missing
+    (nothing has been touched then), ValueError if it holds other agents.
     """
     folder = Path(folder)
     if not (folder / "state.json").exists():
         raise FileNotFoundError(f"{folder} is no checkpoint: state.json is missing")
-    stored = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    stored = _read_state(folder)
     names = [a["name"] for a in stored["agents"]]
     if names != [a.name for a in agents]:
         raise ValueError(f"checkpoint {folder} holds agents {names}, not {[a.name for a in agents]}")
@@ -201,7 +253,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def restore_newest(run: Path, agents: Sequence[Agent]) -> State | None:
-    """The state of the newest checkpoint that can be read, with a warning for each that cannot; None if there is none.
+    """The state of the newest whole checkpoint, with a warning for each that is damaged; None if there is none at all.
 
     Raises ValueError if there are checkpoints and none can be read.
     """
@@ -209,21 +261,28 @@ def restore_newest(run: Path, agents: Sequence[Agent]) -> State | None:
     for folder in reversed(found):
         try:
             return restore(folder, agents)
-        except (OSError, KeyError, RuntimeError, json.JSONDecodeError, SafetensorError) as fault:
-            faults.append(f"{folder.name}: {type(fault).__name__}: {fault}")
-            warnings.warn(f"checkpoint {folder} cannot be read ({type(fault).__name__}: {fault})", stacklevel=3)
+        except (OSError, KeyError, RuntimeError, SafetensorError) as fault:
+            faults.append(f"{folder.name}: {fault}" if isinstance(fault, OSError) else f"{folder.name}: {fault!r}")
+            older = found[found.index(folder) - 1].name if folder != found[0] else None
+            then = f"going back to {older}" if older else "and there is no older one"
+            warnings.warn(f"checkpoint {folder} cannot be read ({fault}); {then}", stacklevel=3)
     if faults:
-        raise ValueError(f"no checkpoint of {run} can be read ({'; '.join(faults)}); start a new run in another folder")
+        raise ValueError(
+            f"no checkpoint of {run} can be read ({'; '.join(faults)}); put back a copy of one, or start a new run in "
+            "another folder"
+        )
     return None
 
 
 def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
-    """Saves the run's state as its newest checkpoint and removes the oldest ones beyond `KEEP`."""
+    """Saves the run's state as its newest checkpoint and removes the oldest ones beyond `KEEP`; OSError if it cannot."""
+    remove_leftovers(Path(run) / "checkpoints")  # half a checkpoint of a killed run takes the room that this one needs
+    later = [c for c in checkpoints(run) if int(c.name.removeprefix("step-")) > state.step]
     folder = save(Path(run) / "checkpoints" / f"step-{state.step:06d}", agents, state)
+    for damaged in later:  # or the run would not have gone back before them
+        remove_folder(damaged)
     for old in checkpoints(run)[:-KEEP]:
-        shutil.rmtree(old)
-    for left in (Path(run) / "checkpoints").glob(".step-*.tmp"):
-        shutil.rmtree(left)  # half a checkpoint of a killed run
+        remove_folder(old)
     return folder
 
 

@@ -23,7 +23,7 @@ from hacpo_kit import changes, worker
 from hacpo_kit.agents import built_in_sets
 from hacpo_kit.config import Config
 from hacpo_kit.experiments import Experiment, notebook_parameters
-from hacpo_kit.files import locked, read_lines, write_json
+from hacpo_kit.files import locked, read_lines, remove_folder, write_json
 from hacpo_kit.grids import Grid, read_grid
 from hacpo_kit.saving import checkpoints
 from hacpo_kit.training import Interrupt
@@ -219,7 +219,7 @@ class _Study:
             (self.folder / left).unlink(missing_ok=True)
         found = checkpoints(self.folder / job.name)
         for checkpoint in found if self.keep == "none" else found[:-1]:
-            shutil.rmtree(checkpoint)
+            remove_folder(checkpoint)
 
     def _tell_all(self) -> None:
         for process, _ in self.processes.values():

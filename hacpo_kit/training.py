@@ -26,7 +26,8 @@ from hacpo_kit.changes import FIXED, check_change, record_change, replay, wanted
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.experience import Experience, drop_after, path_of
-from hacpo_kit.files import append_lines, locked, read_lines, truncate_lines, write_json
+from hacpo_kit.faults import faults_kept
+from hacpo_kit.files import Lines, locked, read_lines, remove_leftovers, truncate_lines, write_json
 from hacpo_kit.live import unattended
 from hacpo_kit.problems import Problems, load_problems
 from hacpo_kit.records import Batch, Pool, StepStats
@@ -197,6 +198,10 @@ def train(
     Every change is a line of changes.jsonl and saves a checkpoint; a resumed run gets its changes back from there.
     `progress`: "bar", "lines", "off", or "auto" (lines where nobody watches, as under papermill).
 
+    A number that is not finite ends the run before the optimiser moves with it; the error names the rollouts, and the
+    folder faults/ keeps them. A disk that takes nothing ends no run: what it cannot take is told, lines wait in memory, and
+    the last good checkpoint stays; only a checkpoint at the end that cannot be written is an OSError.
+
     A lost worker is replaced, where there is `out`: all agents go back to the last checkpoint, and the run goes on from
     there as a resumed one does. A warning says so.
 
@@ -243,14 +248,15 @@ def _train(
         due = {"": test} if test is not None and (at.step % eval_every == 0 or at.step == steps) else {}
         due |= {f"/{name}": further for name, further in tests.items()} if at.step in (0, steps) else {}
         for mark, asked in due.items():
-            with timed(line, "seconds_evaluation"):
+            with timed(line, "seconds_evaluation"), faults_kept(folder, at.step):
                 scores = _scores(agents, asked, eval_k, config, reward_function, progress=mode == "bar")
             for name, values in scores.items():
                 line["agents"].setdefault(name, {}).update({f"{m}{mark}": v for m, v in values.items()})
         history.append(line)
         if folder is not None:
-            append_lines(folder / "metrics.jsonl", [line])
+            metrics.add([line])
 
+    metrics, shown = (folder and Lines(folder / f"{name}.jsonl") for name in ("metrics", "samples"))
     with locked(folder and folder / ".lock", what=f"run {folder}"):
         if folder is not None:
             sets, intervals = (problems, test, tests), (eval_every, eval_k, save_every)
@@ -264,19 +270,20 @@ def _train(
             if not history:
                 finish_line({**state.totals, "agents": {}}, state)
             if folder is not None and save_first and not state.step:
-                save_checkpoint(folder, agents, state)
+                _save(folder, agents, state, (metrics, shown))
             while state.step < steps and not end:
                 drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
                 settings = {"reward_function": reward_function, "progress": mode == "bar"}
                 capability = replace(state.capability, window=config.window)  # the window may have changed
-                last = step(agents, drawn, capability, config, **settings)
+                with faults_kept(folder, state.step + 1):
+                    last = step(agents, drawn, capability, config, **settings)
                 state = state.after(last.capability, last.pool, time.perf_counter() - started)
                 last = replace(last, metrics={**state.totals, **last.metrics})
                 finish_line(last.metrics, state)
                 if folder is not None:
-                    append_lines(folder / "samples.jsonl", sample_table(last, state.step, samples))
+                    shown.add(sample_table(last, state.step, samples))
                     if record_every and state.step % record_every == 0:
-                        Experience.of_step(last, agents, state.step).save(path_of(folder, state.step))
+                        _record_experience(folder, last, agents, state.step)
                 report(history[-1])
                 answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
                 before, config = config, _changed(config, wanted_config(answers), problems, folder, state.step)
@@ -285,12 +292,43 @@ def _train(
                 if folder is not None and (
                     state.step % save_every == 0 or state.step == steps or end or config is not before
                 ):
-                    save_checkpoint(folder, agents, state)
+                    _save(folder, agents, state, (metrics, shown), last=end or state.step == steps)
     stopped = state.step < steps
     if stopped and mode != "off":
         where = f"; the same call with out={str(folder)!r} goes on" if folder else "; without out= nothing was saved"
         print(f"stopped after step {state.step} of {steps}{where}")
     return Run(agents, config, tuple(history), state, folder, stopped, last)
+
+
+def _save(folder: Path, agents: Sequence[Agent], state: State, lines: Sequence[Lines], *, last: bool = False) -> None:
+    """A checkpoint, once the lines up to it are written; if the disk takes none, the run goes on with a warning.
+
+    Raises OSError if it is the `last` one of this call, since what was learned is then in memory alone.
+    """
+    try:
+        for file in lines:
+            file.write()
+        save_checkpoint(folder, agents, state)
+    except OSError as fault:
+        if fault.errno is None:  # not what the disk says, but that the folder cannot be the right one
+            raise
+        saved = checkpoints(folder)
+        kept = f"the last good one is {saved[-1].name}" if saved else "there is none yet"
+        told = f"the checkpoint after step {state.step} of {folder} cannot be written ({fault}); {kept}"
+        if last:
+            raise OSError(
+                fault.errno,
+                f"{told}. The agents in this process are trained, and hk.save(folder, agents, state) writes them elsewhere; "
+                "the same call, once there is room, goes on from the last good checkpoint",
+            ) from fault
+        warnings.warn(f"{told}; the run goes on and tries again at its next checkpoint", stacklevel=4)
+
+
+def _record_experience(folder: Path, result: StepResult, agents: Sequence[Agent], step: int) -> None:
+    try:
+        Experience.of_step(result, agents, step).save(path_of(folder, step))
+    except OSError as fault:
+        warnings.warn(f"step {step} is trained but not recorded: {fault}", stacklevel=4)
 
 
 def _replace_workers(folder: Path, agents: Sequence[Agent], lost: WorkerLost, losses: Counter[int]) -> None:
@@ -489,6 +527,7 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
     }:
         raise ValueError(f"{folder} is not empty and holds no run; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder, folder / "checkpoints")
     for name, content in (("config.json", config.to_dict()), ("run.json", record)):
         path = folder / name
         if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != content:
@@ -498,6 +537,10 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
     elif any(agent.updates for agent in agents):
         raise ValueError("a new run needs agents as they were loaded; these have been trained: load them again")
     history = truncate_lines(folder / "metrics.jsonl", state.step)
+    if missing := sorted(set(range(state.step + 1)) - {line["step"] for line in history} if state.step else ()):
+        warnings.warn(
+            f"{folder / 'metrics.jsonl'} lacks the steps {missing}, which the checkpoint has made", stacklevel=4
+        )
     truncate_lines(folder / "samples.jsonl", state.step)
     drop_after(folder, state.step)
     return state, history

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hacpo_kit.agents import Agent, each, microbatches
 from hacpo_kit.config import Config
+from hacpo_kit.faults import with_fault
 from hacpo_kit.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, lower_bound
-from hacpo_kit.records import Batch, MiniBatch, StepStats, derive_seed
+from hacpo_kit.records import Batch, MiniBatch, StepStats, derive_seed, named
 
 
 def update(
@@ -28,8 +29,8 @@ def update(
     optimiser update with its mini-batch, to look on: say with `gradients.gradient_parts(agent, part, config, updates_made=m)`.
 
     Raises ValueError for a batch of another learner, and for foreign rollouts under a token-level ratio;
-    FloatingPointError, naming mini-batch and rollouts, if a loss or gradient is not finite: the optimiser has then not
-    moved for that mini-batch, while those before it count.
+    FloatingPointError, naming mini-batch and rollouts, if a ratio, loss, KL or gradient is not finite: the optimiser has
+    then not moved for that mini-batch, while those before it count. The error's attribute `fault` has these rollouts.
     """
     check_batch(agent, batch, config)
     if agent.remote:
@@ -155,9 +156,8 @@ def _one_update(
             optimizer.zero_gradients()  # the moments go on, as with any gradient
         grad_norm = float(torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm))
         if not np.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"agent {agent.name!r}, mini-batch {m}: the gradient is not finite; the weights are as before"
-            )
+            bad = _with_bad_gradient(agent, batch, teach, m, config, old)
+            raise _not_finite(agent, batch, bad, m, "gradient")
         doing = f"mini-batch {m}: the optimiser's step, which may have moved a part of the weights"
         with out_of_memory(agent, doing, "load it with offload=True or lora=True"):
             optimizer.step()
@@ -206,7 +206,7 @@ def _compute(
     doing = f"mini-batch {m}: the gradient of {told(*some)}; the weights are as before this mini-batch"
     with out_of_memory(agent, doing, smaller_passes(micro, config.microbatch_tokens, agent)):
         objective, ratio, hit, kl = _micro_objective(agent, batch, micro, m, config, old)
-        _check_finite(agent, batch, micro, m, objective)
+        _check_finite(agent, batch, micro, m, objective, ratio, kl)
         if torch.is_grad_enabled():
             # divided by the mini-batch, not the micro-batch: 1×8 = 8×1
             part = -objective.sum() / len(rows)
@@ -260,15 +260,49 @@ def _micro_objective(
     return out.objective, out.ratio, out.clipped, kl
 
 
-def _check_finite(agent: Agent, batch: Batch, rows: Sequence[int], m: int, objective: Tensor) -> None:
-    if objective.isfinite().all():
-        return
-    bad = [batch.rollouts[rows[i]] for i in (~objective.isfinite()).nonzero().flatten().tolist()]
-    names = [f"{r.problem} by {r.source} #{r.sample}" for r in bad[:8]]
-    raise FloatingPointError(
-        f"agent {agent.name!r}, mini-batch {m}: the objective of {len(bad)} rollouts is not finite ({'; '.join(names)}); "
+def _check_finite(
+    agent: Agent, batch: Batch, rows: Sequence[int], m: int, objective: Tensor, ratio: Tensor, kl: Tensor | None
+) -> None:
+    """Raises FloatingPointError, with the rollouts, unless all that one pass computed is finite."""
+    own = [i for i in rows if batch.own[i]]
+    for what, values, of in (("objective", objective, rows), ("importance ratio", ratio, rows), ("KL", kl, own)):
+        if values is not None and not values.isfinite().all():
+            bad = [of[k] for k in (~values.isfinite()).nonzero().flatten().tolist()]
+            raise _not_finite(agent, batch, bad, m, what)
+
+
+def _with_bad_gradient(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, old) -> list[int]:
+    """The rows that have, each alone, a gradient that is not finite; all of them if only their sum has."""
+    bad = []
+    for i in rows:
+        agent.optimizer.zero_grad(set_to_none=True)
+        objective, _, _, kl = _micro_objective(agent, batch, [i], m, config, old)
+        (-objective.sum() + (0.0 if kl is None else config.beta * kl.sum())).backward()
+        if not all(p.grad.isfinite().all() for p in agent.model.parameters() if p.grad is not None):
+            bad.append(i)
+    return bad or rows
+
+
+def _not_finite(agent: Agent, batch: Batch, rows: Sequence[int], m: int, what: str) -> Exception:
+    """The error that names these rows of a batch, with all that led to the number."""
+    rollouts = [batch.rollouts[i] for i in rows]
+    prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
+    with torch.no_grad():
+        logps, _ = agent.logprobs(prompts, responses, temperature=batch.pool.temperature)
+    seen = [
+        {
+            "prompt": batch.pool.problem(r.problem).prompt_text, "gold": batch.pool.problem(r.problem).gold,
+            "advantage": batch.advantages[i].item(), "weight": batch.weights[i].item(), "own": batch.own[i].item(),
+            "source_mean_logp": batch.source_mean_logp[i].item(), "learner_token_ids": responses[k],
+            "learner_logps": logps[k, : len(responses[k])].cpu().numpy(),
+        }
+        for k, (i, r) in enumerate(zip(rows, rollouts, strict=True))
+    ]  # fmt: skip
+    error = FloatingPointError(
+        f"agent {agent.name!r}, mini-batch {m}: the {what} of {len(rows)} rollouts is not finite ({named(rollouts)}); "
         "the weights are as before this mini-batch"
     )
+    return with_fault(error, agent.name, rollouts, seen, minibatch=m)
 
 
 def _warn_if_band_closes(agent: Agent, batch: Batch, order: list[list[int]], config: Config) -> None:

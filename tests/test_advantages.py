@@ -72,6 +72,11 @@ def test_rewards_that_are_not_numbers_are_named():
         group_advantages(rewards, ["p"] * 8, ["A"] * 8, "A", {"A": 0.5})
 
 
+def test_rewards_whose_spread_overflows_are_named():
+    with pytest.raises(ValueError, match=r"rewards of rollouts \[0, 1, 2\] are too large"):
+        group_advantages(torch.tensor([1e308, -1e308, 0.0], dtype=torch.float64), ["p"] * 3, ["A"] * 3, "A", {"A": 1.0})
+
+
 def test_missing_answers_are_named():
     with pytest.raises(ValueError, match=r"prompt 'q' has 0 rollouts of agent 'B', need 1"):
         group({"A": [1, 0], "B": [1]}, prompts=["p", "q", "p"])

@@ -308,7 +308,7 @@ def test_a_resumed_run_forgets_what_it_makes_again(tmp_path):
     folder = train(tmp_path, steps=2, save_every=2).folder
     later = path_of(folder, 3)
     later.write_bytes(path_of(whole.folder, 3).read_bytes())
-    (folder / "experience" / ".step-000003.parquet.abcd.tmp").write_bytes(b"half")
+    (folder / "experience" / ".step-000003.parquet.0123abcd.tmp").write_bytes(b"half")
     drop_after(folder, 2)
     assert recorded_steps(folder) == [1, 2] and not list(folder.rglob("*.tmp"))
     later.write_bytes(b"of a run that was stopped")

@@ -122,6 +122,8 @@ def test_papermill_runs_every_notebook_and_its_page_shows_every_figure(path, run
     done = nbformat.read(run(path), as_version=4)
     assert [c for c in done.cells if "injected-parameters" in c.metadata.get("tags", [])]
     assert not [o for o in outputs(done) if "application/vnd.jupyter.widget-view+json" in o.get("data", {})]
+    bars = [o.text for o in outputs(done) if re.search(r"\d+%\|.*\| \d+/\d+ \[", o.get("text", ""))]
+    assert not bars, "where nobody watches, progress is plain lines"
     figures = sum("image/png" in o.get("data", {}) for o in outputs(done))
     write_html(run(path), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")

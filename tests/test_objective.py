@@ -115,6 +115,10 @@ def test_sequence_level_clip_is_not_token_level():
     config = Config(eps_low=0.2, eps_high=0.2)
     out, *_ = loss([[3.0, -3.0, 0.6]], [0.0], [1.0], [1.0], [True], config=config)
     assert out.loss.item() == pytest.approx(-1.2)
+    logp, mask = padded([[3.0, -3.0, 0.6]])
+    assert grpo_loss(logp, torch.zeros_like(logp), mask, t([1.0]), config).loss.item() == pytest.approx(
+        -0.8166, abs=1e-4
+    )
 
 
 def test_rollouts_of_different_length_count_once():

@@ -273,6 +273,46 @@ def test_killed_from_outside_while_at_work(monkeypatch):
     assert "-9" in verdicts[0].detail
 
 
+@pytest.mark.parametrize("moment", ["at work", "before it has read the item", "while it starts"])
+def test_killed_once_costs_the_item_nothing(monkeypatch, moment):
+    solve, begin, kills = rewards._Worker.solve, rewards._Worker.__init__, []
+
+    def once(process):
+        if not kills:
+            kills.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    def solve_and_be_killed(worker, *rest):
+        if moment == "at work":
+            threading.Timer(0.2, once, [worker.process]).start()
+        elif moment.startswith("before"):
+            once(worker.process)
+            if worker.process.pid in kills:
+                worker.process.wait()
+        return solve(worker, *rest)
+
+    def begin_and_be_killed(worker, stop):
+        popen = subprocess.Popen
+
+        def start(*args, **how):
+            process = popen(*args, **how)
+            once(process)
+            return process
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rewards.subprocess, "Popen", start)
+            begin(worker, stop)
+
+    if moment == "while it starts":
+        rewards._pool().close()
+        monkeypatch.setattr(rewards._Worker, "__init__", begin_and_be_killed)
+    else:
+        monkeypatch.setattr(rewards._Worker, "solve", solve_and_be_killed)
+    pair = (HANG, "3") if moment == "at work" else (r"\boxed{0.50}", "0.5")
+    (verdict,) = score([pair], timeout=2.0, workers=1)
+    assert kills and verdict.status == ("timeout" if moment == "at work" else "correct")
+
+
 def test_killed_from_outside_while_idle():
     assert boxed_math(r"\boxed{0.50}", "0.5").reward == 1.0
     for worker in rewards._pool().idle:

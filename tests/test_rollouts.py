@@ -410,7 +410,9 @@ def test_a_model_that_gives_nan_is_named_with_its_rollouts(tiny_agent, problems,
     agent = tiny_agent()
     write(agent, [[20, 21, agent.tokenizer.eos_token_id]])
     agent.model.lm_head.weight.data[21] = float("nan")
-    with pytest.raises(FloatingPointError, match=f"agent 'tiny'.*{problems[0].id}/0.*not finite"):
+    with pytest.raises(
+        FloatingPointError, match=f"agent 'tiny'.*2 rollouts are not finite .{problems[0].id} by tiny #0"
+    ):
         hk.rollout(agent, problems[:1], n=2, **QUIET)
 
 

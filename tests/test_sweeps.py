@@ -438,6 +438,23 @@ def test_killed_in_the_middle_it_leaves_no_process_and_goes_on_without_repeating
     assert before < 41 and (steps_of(out, 0), steps_of(out, 1)) == (41, 41)
 
 
+def test_a_killed_kernel_is_told_in_a_line_and_the_same_command_goes_on(tmp_path, real):
+    out = tmp_path / "out"
+    process = real([0], steps=40)
+    wait_for(lambda: steps_of(out, 0) >= 3)
+    kernel = psutil.Process(process.pid).children(recursive=True)[-1]
+    assert "ipykernel" in " ".join(kernel.cmdline())
+    kernel.kill()
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, printed
+    assert "has died (was it killed, or out of memory?)" in printed and "the same command goes on" in printed
+    assert "Traceback" not in printed
+    before = steps_of(out, 0)
+    printed, _ = real([0], steps=40).communicate(timeout=180)
+    assert 3 <= before < 41 == steps_of(out, 0), printed
+    assert not (out / "hacpo-tiny-model-pair-seed0.error.txt").exists()
+
+
 def test_ctrl_c_lets_the_runs_save_and_a_second_one_ends_them_at_once(tmp_path, real):
     out = tmp_path / "out"
     process = real([0, 1, 2], steps=3000, jobs=2)

@@ -1,14 +1,18 @@
 """train(), save and resume: what is recorded, and that a stopped run ends as if it had never stopped."""
 
+import contextlib
+import errno
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +20,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hacpo_kit as hk
-from hacpo_kit.files import read_lines
+from hacpo_kit.files import Lines, read_lines
 from hacpo_kit.offload import Offload
 from hacpo_kit.records import METRICS
-from hacpo_kit.saving import checkpoints
+from hacpo_kit.saving import checkpoints, restore_newest
 
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 OPTIONS = {"eval_every": 2, "save_every": 2, "progress": "off"}
@@ -80,6 +84,7 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
     config = CONFIG.replace(beta=0.1, rest_when_solved=True)
     run = hk.train(odd, problems("train", 20), config, 1, test=problems("test", 3),
                    tests={"sums": hk.load_problems("sums", split="test", size=2)}, eval_k=2, progress="off")  # fmt: skip
+    assert "its gradient is not" in METRICS["loss"]  # about zero on policy: who reads the value alone is misled
     emitted = set()
     for line in (*undisturbed.history, *run.history):
         emitted |= set(line) - {"agents"}
@@ -160,27 +165,6 @@ def wait_for(condition, process, seconds=120):
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < end, "the run did not get there"
         time.sleep(0.02)
-
-
-def test_kill_9_and_the_same_command_again(undisturbed, tmp_path):
-    folder = tmp_path / "killed"
-    process = start(folder)
-    wait_for(lambda: len(read_lines(folder / "metrics.jsonl")) > 3, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 99, "half a li')  # what a kill in the middle of a write leaves
-    assert json.loads((checkpoints(folder)[-1] / "state.json").read_text())["step"] in (2, 4)
-    out, _ = start(folder).communicate(timeout=120)
-    assert "finished 6" in out
-    last = checkpoints(folder)[-1]
-    for agent in undisturbed.agents:
-        assert same(
-            AutoModelForCausalLM.from_pretrained(last / "agents" / agent.name).state_dict(), agent.model.state_dict()
-        )
-    assert without_times(read_lines(folder / "metrics.jsonl")) == without_times(undisturbed.history)
-    assert not list((folder / "checkpoints").glob(".*"))
 
 
 def test_ctrl_c_ends_after_the_step_with_a_checkpoint(undisturbed, tmp_path):
@@ -370,10 +354,13 @@ def test_what_the_folder_cannot_name_has_to_be_given_again(tmp_path):
     assert run.state.step == 2 and run.history[-1]["agents"]["qwen3-sums"]["reward"] == 1.0
 
 
-def test_progress_lines_and_unknown_modes(capsys):
-    hk.train(agents(), problems("train", 20), CONFIG, 2, progress="lines")
-    out = capsys.readouterr().out
-    assert "step 1/2: mean reward qwen3-sums" in out and "step 2/2" in out
+def test_progress_lines_and_unknown_modes(capsys, monkeypatch):
+    monkeypatch.delenv("HACPO_KIT_PROGRESS", raising=False)
+    monkeypatch.setattr("hacpo_kit.training.unattended", lambda: True)  # as under papermill
+    for mode in ("lines", "auto"):
+        hk.train(agents(), problems("train", 20), CONFIG, 2, progress=mode)
+        out, bars = capsys.readouterr()
+        assert "step 1/2: mean reward qwen3-sums" in out and "step 2/2" in out and not bars
     with pytest.raises(ValueError, match="'auto', 'bar', 'lines' or 'off'"):
         hk.train(agents(), problems("train", 20), CONFIG, 2, progress="loud")
 
@@ -472,7 +459,9 @@ def test_a_second_process_on_one_run_is_refused(tmp_path):
     process = start(folder)
     wait_for(lambda: len(read_lines(folder / "metrics.jsonl")) > 1, process)
     process.send_signal(signal.SIGSTOP)  # at work however slow this process is
-    with pytest.raises(ValueError, match="another process is at work on run"):
+    with pytest.raises(
+        ValueError, match=rf"another process is at work on run .* \(process {process.pid} on \S+, since 20"
+    ):
         hk.train(agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, **OPTIONS)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -481,8 +470,6 @@ def test_a_second_process_on_one_run_is_refused(tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut model", "empty optimizer", "cut state", "no model"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(undisturbed, tmp_path, damage):
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(undisturbed.folder, folder)
     (folder / "checkpoints" / "step-best").mkdir()  # whoever makes it, it is none of ours
@@ -505,8 +492,6 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(undisturbed, tmp_pat
 
 
 def test_when_no_checkpoint_can_be_read_nothing_starts_over(undisturbed, tmp_path):
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(undisturbed.folder, folder)
     for checkpoint in checkpoints(folder):
@@ -786,3 +771,282 @@ def test_a_run_can_be_saved_before_its_first_step(tmp_path):
     assert [c.name for c in checkpoints(tmp_path / "run")] == ["step-000000"] and pair[0].updates
     run = hk.train(pair, problems("train", 50), CONFIG, 1, **options)
     assert run.state.step == 1 and [line["step"] for line in run.history] == [0, 1]
+
+
+# ── what a disk can do ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def full_disk(after):
+    """No file may become longer than `after` bytes: a write stops in its middle, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_lines_that_cannot_be_written_wait_and_none_is_cut(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = Lines(path)
+    lines.add([{"step": 0, "text": "x" * 50}])
+    with (
+        full_disk(path.stat().st_size + 20),
+        pytest.warns(UserWarning, match=r"1 lines cannot be written.*metrics\.jsonl"),
+    ):
+        lines.add([{"step": 1, "text": "y" * 50}])
+    assert path.read_text().endswith("\n") and [row["step"] for row in read_lines(path)] == [0]
+    lines.add([{"step": 2}])
+    assert [row["step"] for row in read_lines(path)] == [0, 1, 2]
+
+
+def disturbed(folder, stack, enter):
+    """The run of six steps while something is wrong in steps 3 and 4, where its second checkpoint is due."""
+
+    def during(result):
+        if result.metrics["step"] == 2:  # before its own checkpoint, which is the first that fails
+            stack.enter_context(enter())
+        if result.metrics["step"] == 5:
+            stack.close()
+
+    with pytest.warns(UserWarning, match="cannot be written") as told:
+        run = hk.train(
+            agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, save_first=True,
+            callbacks=[during], **OPTIONS,
+        )  # fmt: skip
+    return run, [str(w.message) for w in told]
+
+
+@pytest.mark.parametrize("room", [100, 100_000], ids=["lines, too", "checkpoints alone"])
+def test_a_full_disk_is_said_and_the_run_goes_on(undisturbed, tmp_path, room):
+    """What was there stays, nothing is half written, and the end is that of a run with room enough."""
+    folder, seen = tmp_path / "run", []
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: seen.append(([c.name for c in checkpoints(folder)], list(folder.rglob(".*.tmp")))))
+        run, told = disturbed(folder, stack, lambda: full_disk(room))
+    assert seen == [(["step-000000"], [])]
+    for step in (2, 4):
+        assert any(
+            f"the checkpoint after step {step} of" in text
+            and "the last good one is step-000000; the run goes on" in text
+            for text in told
+        ), told
+    assert any("is trained but not recorded" in text for text in told) == (room == 100)
+    assert same(weights(run.agents), weights(undisturbed.agents))
+    assert without_times(read_lines(folder / "metrics.jsonl")) == without_times(undisturbed.history)
+    assert read_lines(folder / "samples.jsonl") == read_lines(undisturbed.folder / "samples.jsonl")
+    assert [c.name for c in checkpoints(folder)] == ["step-000000", "step-000006"]
+
+
+def test_a_read_only_folder_is_said_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+
+    @contextlib.contextmanager
+    def read_only():
+        kept, make = folder / "checkpoints", Path.mkdir
+        kept.chmod(0o555)
+        if os.access(kept, os.W_OK):  # root may all the same
+
+            def refuse(path, *args, **how):
+                if kept in path.parents:
+                    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+                make(path, *args, **how)
+
+            monkeypatch.setattr(Path, "mkdir", refuse)
+        yield
+        kept.chmod(0o755)
+        monkeypatch.setattr(Path, "mkdir", make)
+
+    with contextlib.ExitStack() as stack:
+        run, told = disturbed(folder, stack, read_only)
+    assert sum("Permission denied" in text and "the last good one is step-000000" in text for text in told) == 2, told
+    assert same(weights(run.agents), weights(undisturbed.agents))
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_an_error_and_the_same_call_goes_on(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    settings = {"test": problems("test", 6), "out": folder, **OPTIONS}
+    with (
+        full_disk(100_000),
+        pytest.warns(UserWarning, match="there is none yet; the run goes on"),
+        pytest.raises(OSError, match=r"after step 4 of .*File too large.*none yet.*the same call, once there is room"),
+    ):
+        hk.train(agents(), problems("train", 50), CONFIG, 4, **settings)
+    assert not list(folder.rglob(".*.tmp"))
+    run = hk.train(agents(), problems("train", 50), CONFIG, 6, **settings)
+    assert same(weights(run.agents), weights(undisturbed.agents))
+
+
+def flipped(path, where=0.5):
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * where)] ^= 1
+    path.write_bytes(content)
+
+
+FILES = ("agents/qwen3-sums/config.json", "agents/qwen3-sums/model.safetensors", "agents/llama-differences/tokenizer.json",
+         "optimizers/qwen3-sums.safetensors", "random.safetensors", "state.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_flipped_bit_anywhere_is_found_and_the_checkpoint_before_is_used(undisturbed, tmp_path, name):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    for where in (0.0, 0.5, 0.999):
+        flipped(folder / "checkpoints" / "step-000006" / name, where)
+        with pytest.warns(
+            UserWarning, match=f"step-000006 cannot be read .*{name} is damaged.*going back to step-000004"
+        ):
+            assert restore_newest(folder, agents()).step == 4
+        flipped(folder / "checkpoints" / "step-000006" / name, where)
+    assert restore_newest(folder, agents()).step == 6
+
+
+def test_a_checkpoint_that_lacks_a_file_or_a_digest_is_damaged(undisturbed, fresh_agent, tmp_path):
+    both = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
+    before = weights(both)
+    for number, change in enumerate((
+        lambda at: (at / "random.safetensors").unlink(),
+        lambda at: at.joinpath("state.json").write_text(at.joinpath("state.json").read_text().replace('"sha256"', '"sha257"')),
+        lambda at: at.joinpath("state.json").write_bytes(b"\xff\xfe"),
+        lambda at: at.joinpath("state.json").write_text("[]"),
+    )):  # fmt: skip
+        at = tmp_path / str(number)
+        shutil.copytree(undisturbed.folder / "checkpoints" / "step-000006", at)
+        change(at)
+        with pytest.raises(OSError, match=r"is missing|is damaged"):
+            hk.restore(at, both)
+    assert same(weights(both), before)  # looked at before anything is changed
+
+
+def test_checkpoints_of_earlier_versions_have_no_digests_and_load(undisturbed, fresh_agent, tmp_path):
+    at = tmp_path / "old"
+    shutil.copytree(undisturbed.folder / "checkpoints" / "step-000006", at)
+    stored = json.loads((at / "state.json").read_text())
+    (at / "state.json").write_text(json.dumps({k: v for k, v in stored.items() if k not in ("files", "sha256")}))
+    both = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
+    assert hk.restore(at, both).step == 6 and same(weights(both), weights(undisturbed.agents))
+
+
+def test_a_damaged_checkpoint_never_outlives_the_steps_that_replace_it(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    flipped(folder / "checkpoints" / "step-000006" / "random.safetensors")
+    stop = lambda result: True  # noqa: E731
+    with pytest.warns(UserWarning, match="going back to step-000004"):
+        hk.resume(folder, callbacks=[stop], progress="off")
+    assert [c.name for c in checkpoints(folder)] == ["step-000004", "step-000005"]
+
+
+def test_a_relative_folder_is_kept_tidy_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hk.train(agents(), problems("train", 20), CONFIG, 3, out="run", save_every=1, progress="off")
+    assert [c.name for c in checkpoints(Path("run"))] == ["step-000002", "step-000003"]
+
+
+def test_lost_lines_of_metrics_are_said(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:3] + lines[4:]))
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl lacks the steps \[3\]"):
+        hk.resume(folder, progress="off")
+
+
+def test_what_a_killed_process_left_is_removed_and_other_files_are_not(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    left = [folder / ".metrics.jsonl.0123abcd.tmp", folder / "experience" / ".step-000007.parquet.0123abcd.tmp"]
+    for path in left:
+        path.write_text("half")
+    (folder / "checkpoints" / ".step-000008.0123abcd.tmp").mkdir()
+    (folder / ".mine.tmp").write_text("mine")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "half a li')
+    hk.resume(folder, progress="off")
+    assert [p.name for p in folder.rglob(".*.tmp")] == [".mine.tmp"]
+    assert read_lines(folder / "metrics.jsonl") == list(undisturbed.history)
+    assert (folder / "metrics.jsonl").read_bytes().endswith(b"\n")
+
+
+# ── numbers that are not finite ──────────────────────────────────────────────────────────────────────────────────
+
+
+def faulty(response, gold):
+    return float("nan") if faulty.calls.append(1) or len(faulty.calls) == 40 else 1.0 * ("1" in response)
+
+
+def broken_gradient(pair):
+    """A weight of the second agent whose gradient is NaN from its third update on."""
+    agent, updates = pair[1], []
+    prepare = agent.prepare_update
+
+    def counted(config):
+        updates.append(1)
+        return prepare(config)
+
+    agent.prepare_update = counted
+    weight = next(agent.model.parameters())
+    weight.register_hook(lambda gradient: gradient * float("nan") if len(updates) > 2 else gradient)
+
+
+@pytest.mark.parametrize("kind", ["reward", "log-prob", "gradient"])
+def test_a_number_that_is_not_finite_ends_the_run_and_its_rollouts_are_kept(tmp_path, kind):
+    folder, pair, function, faulty.calls = tmp_path / "run", agents(), hk.boxed_math, []
+    if kind == "reward":
+        function, error, told = (
+            faulty,
+            ValueError,
+            r"agent '.*', .* by .* #\d+: item \d+: the reward function returned nan",
+        )
+    elif kind == "gradient":
+        broken_gradient(pair)
+        error, told = FloatingPointError, r"agent 'llama-differences', mini-batch 0: the gradient of \d+ rollouts"
+    else:
+        error, told = (
+            FloatingPointError,
+            r"agent 'llama-differences': the log-probabilities of \d+ rollouts are not finite",
+        )
+
+    def spoil(result):
+        if kind == "log-prob":
+            pair[1].model.get_input_embeddings().weight.data[:] = float("nan")
+
+    with pytest.raises(error, match=rf"{told}.*these rollouts are in .*faults/step-00000\d-.*\.json") as caught:
+        hk.train(pair, problems("train", 50), CONFIG, 6, out=folder, reward_function=function, callbacks=[spoil],
+                 save_every=1, progress="off")  # fmt: skip
+    (path,) = (folder / "faults").iterdir()
+    kept = json.loads(path.read_text())
+    assert str(path) in str(caught.value)
+    made = len(read_lines(folder / "metrics.jsonl")) - 1
+    assert kept["step"] == made + 1 == {"reward": 2, "log-prob": 2, "gradient": 2}[kind]
+    assert path.name == f"step-{made + 1:06d}-{kept['agent']}.json" and kept["rollouts"]
+    for r in kept["rollouts"]:
+        assert {"prompt", "text", "prompt_ids", "token_ids", "logps", "reward"} <= r.keys()
+        assert r["prompt"] and "nan" in r["logps"] if kind == "log-prob" else len(r["logps"]) == len(r["token_ids"])
+    assert ("advantage" in kept["rollouts"][0]) == (kind == "gradient")
+    assert checkpoints(folder)[-1].name == f"step-{made:06d}"
+    if kind == "gradient":  # a fault that has gone away: the run ends as if there had been none
+        again = hk.resume(folder, steps=2, progress="off")
+        assert again.state.step == 2
+
+
+def test_an_evaluation_of_a_model_without_numbers_is_an_error_and_no_score(fresh_agent, tmp_path):
+    agent = fresh_agent("qwen3-sums")
+    agent.model.get_input_embeddings().weight.data[:] = float("nan")
+    with pytest.raises(
+        FloatingPointError, match="agent 'qwen3-sums': the log-probabilities of 6 rollouts are not finite"
+    ):
+        hk.evaluate(agent, problems("test", 6), progress=False)
+    with pytest.raises(FloatingPointError, match=r"faults/step-000000-qwen3-sums\.json"):
+        hk.train(
+            agent, problems("train", 50), CONFIG, 1, test=problems("test", 6), out=tmp_path / "run", progress="off"
+        )
+
+
+def test_a_fault_that_cannot_be_saved_is_still_told(fresh_agent, tmp_path):
+    agent = fresh_agent("qwen3-sums")
+    agent.model.get_input_embeddings().weight.data[:] = float("nan")
+    with full_disk(3000), pytest.raises(FloatingPointError, match=r"not finite.*could not be saved .*File too large"):
+        hk.train(agent, problems("train", 50), CONFIG.replace(n=8), 1, out=tmp_path / "run", progress="off")
+    assert not list((tmp_path / "run" / "faults").iterdir())

@@ -1,6 +1,7 @@
 """update(): accumulation, order, reduction to GSPO, refusals, and what it reports."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 import hacpo_kit as hk
 from hacpo_kit.gradients import gradient_parts
 from hacpo_kit.objective import clip_band
+from hacpo_kit.records import derive_seed
 from hacpo_kit.updates import minibatches
 
 
@@ -242,6 +244,72 @@ def test_not_finite_stops_before_the_optimiser_moves(scored):
             dataclasses.replace(batch, source_mean_logp=bad, own=torch.ones_like(batch.own)),
             hk.Config(minibatch=4096),
         )
+    assert same(before, weights(agent)) and agent.updates == 0
+
+
+def poisoned(agent, batch, row, way):
+    """From now on the learner's log-probs of one rollout are NaN or huge, or fine with a gradient that is NaN."""
+    logprobs, target = agent.logprobs, batch.response_ids[row]
+
+    def spoiled(prompts, responses, **how):
+        logps, mask = logprobs(prompts, responses, **how)
+        if how.get("model") is not None:
+            return logps, mask
+        hit, more = torch.tensor([r == target for r in responses]), torch.zeros_like(logps)
+        if way == "gradient":  # √0 has the slope ∞, and 0·∞ is NaN
+            more[hit] = (logps[hit] - logps[hit].detach()).pow(2).sqrt()
+        else:
+            more[hit] = {"nan": float("nan"), "huge": 500.0}[way]
+        return logps + more, mask
+
+    agent.logprobs = spoiled
+
+
+@pytest.mark.parametrize(
+    ("way", "what", "settings"),
+    [
+        ("nan", "objective", {}),
+        ("huge", "importance ratio", {}),
+        ("gradient", "gradient", {}),
+        ("gradient", "gradient", {"beta": 0.1}),
+        ("nan", "objective", {"method": "grpo"}),
+    ],
+)
+def test_the_rollout_with_a_number_that_is_not_finite_is_named_and_kept(scored, way, what, settings):
+    agents, pool, capability = scored
+    agent, config = agents[0], hk.Config.preset(**{"method": "hacpo", "minibatch": 8, **settings})
+    batch = hk.advantage(pool, agent, capability, config)
+    # one that occurs once, with a positive advantage: its clip gives a finite objective even at an infinite ratio
+    row = next(i for i, ids in enumerate(batch.response_ids)
+               if batch.own[i] and batch.advantages[i] > 0 and batch.response_ids.count(ids) == 1)  # fmt: skip
+    order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, 0))
+    m = next(m for m, rows in enumerate(order) if row in rows)
+    poisoned(agent, batch, row, way)
+    r = batch.rollouts[row]
+    told = rf"agent 'qwen3-sums', mini-batch {m}: the {what} of 1 rollouts .*\({r.problem} by {r.source} #{r.sample}\)"
+    with pytest.raises(FloatingPointError, match=told) as caught:
+        hk.update(agent, batch, config)
+    assert agent.updates == m and all(v.isfinite().all() for v in agent.model.state_dict().values())
+    fault = caught.value.fault
+    (kept,) = fault["rollouts"]
+    assert (fault["agent"], fault["minibatch"]) == (agent.name, m)
+    assert (kept["text"], kept["token_ids"], kept["reward"]) == (r.text, list(r.token_ids), r.reward)
+    assert kept["advantage"] == batch.advantages[row].item() and kept["logps"] == r.logps.tolist()
+    assert kept["prompt"] == pool.problem(r.problem).prompt_text
+    assert set(kept["learner_logps"]) == {"nan"} if way == "nan" else len(kept["learner_logps"]) == len(r.token_ids)
+    json.dumps(fault, allow_nan=False)
+
+
+def test_a_kl_that_is_not_finite_is_named(scored):
+    agents, pool, capability = scored
+    agent, config = agents[0], hk.Config.preset("gspo", beta=0.1, minibatch=4096)
+    batch = hk.advantage(pool, agent, capability, config)
+    agent.reference_logprobs = lambda prompts, responses, **how: torch.full(
+        (len(prompts), max(map(len, responses))), float("inf")
+    )
+    before = weights(agent)
+    with pytest.raises(FloatingPointError, match=r"mini-batch 0: the KL of \d+ rollouts is not finite"):
+        hk.update(agent, batch, config)
     assert same(before, weights(agent)) and agent.updates == 0
 
 
