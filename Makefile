@@ -8,7 +8,7 @@ SAME := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_
 	NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX" HF_HUB_OFFLINE=1
 NOTEBOOKS := $(wildcard notebooks/*.ipynb notebooks/exercises/*.ipynb)
 
-.PHONY: demo test test-vllm test-ray setup-vllm lab lint setup notebooks study chaos bench
+.PHONY: demo test test-vllm test-ray setup-vllm lab lint audit setup notebooks study chaos bench
 
 setup: $(READY)
 
@@ -50,6 +50,15 @@ test-ray: setup-vllm
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# known vulnerabilities of the pinned versions; asks the package index about each, and fails where it has no answer
+AUDIT := .venv-audit/bin
+
+audit:
+	$(PYTHON) -m venv .venv-audit
+	$(AUDIT)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(AUDIT)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+	$(AUDIT)/pip-audit --strict --no-deps --disable-pip -r constraints-vllm.txt
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks

@@ -603,4 +603,6 @@ def styled(table: pd.DataFrame) -> Styler:
         chosen = shown.index[(shown == best) & (best > least)]  # nobody is the best of equals, or of one
         bold.loc[chosen, name] = "font-weight: bold"
     style = Styler(text, uuid="final", cell_ids=False, table_attributes='class="dataframe"')
-    return style.apply(lambda _: bold, axis=None)
+    for axis in (0, 1):  # unlike a frame's own HTML, a Styler's does not escape
+        style = style.format_index(escape="html", axis=axis)
+    return style.format(escape="html").apply(lambda _: bold, axis=None)

@@ -7,7 +7,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hacpo_kit.files import read_json
 
 VERSION = 1  # of the stored form; a config of another version is refused with a reason
 
@@ -145,11 +148,28 @@ class Config:
         settings = dict(settings)
         version = settings.pop("version", VERSION)
         if version != VERSION:
-            raise ValueError(f"this config has version {version}, this program reads version {VERSION}")
+            raise ValueError(
+                f"this config has version {version}, this program reads version {VERSION}; "
+                "use the version of hacpo_kit that wrote it, or begin a new run"
+            )
         for name in settings:
             if name not in cls.__dataclass_fields__:
                 raise TypeError(f"unknown setting {name!r}{did_you_mean(name, cls.__dataclass_fields__)}")
         return cls(**settings)
+
+    @classmethod
+    def read(cls, file: str | Path) -> Config:
+        """The config in its stored form. A setting that it lacks came later: its default is what was done before.
+
+        Raises ValueError, naming the file and the reason, for what is no config or comes from another version.
+        """
+        settings = read_json(Path(file))
+        try:
+            return cls.from_dict(settings)
+        except TypeError as error:
+            raise ValueError(f"{file}: {error}; it was written by another version of hacpo_kit") from None
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON types, with the version of the stored form."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
 from hacpo_kit.engines import ENGINES
-from hacpo_kit.files import locked, write_json, write_text
+from hacpo_kit.files import check_name, locked, write_json, write_text
 from hacpo_kit.problems import ARITHMETIC_SETS, load_problems
 
 if TYPE_CHECKING:
@@ -233,8 +233,7 @@ def run_notebook(
             raise ValueError(
                 f"{source.name} has no parameter {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}"
             )
-    if not re.fullmatch(r"[\w][\w.+=-]*", name):
-        raise ValueError(f"name {name!r}: use letters, digits and . _ - + = only, since it becomes a file name")
+    check_name(name, "a file name")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     # a parameter takes what its default is; one whose default is None takes anything
@@ -328,10 +327,20 @@ def write_html(notebook: str | Path, html: str | Path, code: bool = True) -> Non
     for cell in content.cells:
         if cell.cell_type == "markdown":
             cell.source = _FORMULA.sub(lambda found: _as_mathml(found, formulas), cell.source)
+        for data in (output.data for output in cell.get("outputs", []) if "data" in output):
+            if "text/markdown" in data:
+                data["text/markdown"] = _without_html(data["text/markdown"])
     exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="")
     exporter.exclude_input = exporter.exclude_input_prompt = exporter.exclude_output_prompt = not code
     body, _ = exporter.from_notebook_node(content, {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}})
     write_text(html, re.sub(r"⟦formula \d+⟧", lambda mark: formulas.get(mark[0], mark[0]), body))
+
+
+def _without_html(markdown: str) -> str:
+    """Markdown that a cell computed, perhaps from names that somebody else chose: no HTML, and links to pages only."""
+    text = markdown.replace("&", "&amp;").replace("<", "&lt;")
+    text = re.sub(r"\]\((?!https?://|[\w./-]+[)#])", r"]\\(", text)  # nbconvert would keep a link to javascript:
+    return re.sub(r"^(\s*)\[(?=[^\]\n]*\]:)", r"\1\\[", text, flags=re.M)
 
 
 # code first: what stands between backticks is no formula

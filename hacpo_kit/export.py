@@ -27,6 +27,7 @@ from hacpo_kit.config import METHODS, PAPER_PAIRS, PAPER_TRAINING, Config, coerc
 from hacpo_kit.experiments import check_parameters
 from hacpo_kit.files import read_lines
 from hacpo_kit.problems import Problem, Problems, load_problems
+from hacpo_kit.saving import read_record
 
 RECIPE = {
     "recipe": "github.com/zzx-peter/HACRL-code, commit 81e6c64f31e6935683f77b43a21d30036dfaf875",
@@ -320,7 +321,7 @@ def of_run(folder: str | Path, values: Mapping[str, Any] | None = None) -> dict[
     folder, values = Path(folder), dict(values or {})
     if not (folder / "run.json").exists():
         raise FileNotFoundError(f"{folder} holds no run: run.json is missing")
-    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    record = read_record(folder)
     if record["reward_function"] != "boxed_math":
         raise ValueError(
             f"run {folder} was paid by {record['reward_function']}, which reward.py cannot call; give the parameters with -p "
@@ -338,7 +339,7 @@ def of_run(folder: str | Path, values: Mapping[str, Any] | None = None) -> dict[
                 f"unknown parameter {name!r}{did_you_mean(name, kinds)}; with a run, settings of Config and steps"
             )
     checked = {name: coerce(name, value, kinds[name]) for name, value in values.items()}
-    config = Config.from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    config = Config.read(folder / "config.json")
     config = config.replace(**{n: v for n, v in checked.items() if n in Config.__dataclass_fields__})
     run = {n: checked.get(n, record[n]) for n in ("steps", "eval_every", "eval_k", "save_every")}
     test = _again("test", record["test"], folder) if record["test"] else None
@@ -442,7 +443,7 @@ def _fitted(member: _Member, problems: Sequence[Problem]) -> _Member:
         return member
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(member.path)
+    tokenizer = AutoTokenizer.from_pretrained(member.path, trust_remote_code=False)
     plain, how = None, member.keywords
     if not (bool(tokenizer.chat_template) if member.chat is None else member.chat):
         if chats := [p.id for p in problems if not isinstance(p.prompt, str)]:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+LONGEST_NAME = 200  # bytes: file systems take 255, and temporary files add to it
+
 
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON so that a reader finds the old file or the new one, never half of one."""
@@ -26,6 +28,28 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises ValueError, naming the file, for anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one, too
+        raise ValueError(f"{path} is no JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no object with names and values, but {type(content).__name__}")
+    return content
+
+
+def check_name(name: str, what: str) -> str:
+    """A name that becomes that of files; raises ValueError for one with slashes, or that would be hidden or too long."""
+    if not re.fullmatch(r"\w[\w.+=-]*", name):
+        raise ValueError(
+            f"name {name!r}: use letters, digits and . _ - + = only, since it becomes {what}, and begin with a letter or digit"
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"name {name[:40]!r}… has {len(name.encode())} bytes, a file name may have {LONGEST_NAME}")
+    return name
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.experiments import Experiment, check_parameters, find_notebook, notebook_parameters, other_settings
+from hacpo_kit.files import check_name
 from hacpo_kit.problems import ARITHMETIC_SETS
 
 KEYS = {
@@ -47,9 +48,10 @@ def read_grid(grid: str | Path | Mapping[str, Any]) -> Grid:
     for key in content:
         if key not in KEYS:
             raise ValueError(f"{where}: unknown key {key!r}{did_you_mean(str(key), KEYS)}; it takes {', '.join(KEYS)}")
-    name = str(content.get("name", stem))
-    if not re.fullmatch(r"\w[\w.+=-]*", name):
-        raise ValueError(f"{where}: name {name!r}: use letters, digits and . _ - + = only, since it becomes a folder")
+    try:
+        name = check_name(str(content.get("name", stem)), "a folder")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     notebook = find_notebook(str(content.get("notebook", "06_experiment")))
     defaults = notebook_parameters(notebook)
     if missing := sorted(set(Experiment.__dataclass_fields__) - set(defaults)):

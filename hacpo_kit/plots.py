@@ -126,7 +126,7 @@ def learning_curves(
         # agents of one run are averaged first: runs, not agents, are independent
         per_run = group.groupby([x, "run"] if count > 1 else [x])[metric].mean()
         curve = interval(per_run, x) if count > 1 else per_run.to_frame("mean")
-        label = " · ".join(map(str, name))
+        label = plain(" · ".join(map(str, name)), 200)
         if count > 1:
             _band(fig, curve, color, label)
         fig.add_scatter(
@@ -167,7 +167,7 @@ def lines(
         if bands and column in bands:
             _band(fig, pd.DataFrame(dict(zip(("low", "high"), bands[column], strict=True))), color, column)
         fig.add_scatter(
-            x=curves.index, y=curves[column], name=column, mode="lines+markers", legendgroup=column, showlegend=True,
+            x=curves.index, y=curves[column], name=plain(column, 200), mode="lines+markers", legendgroup=column, showlegend=True,
             line={"color": color, "dash": dashes[place] if dashes else "solid"},
         )  # fmt: skip
     if pd.api.types.is_integer_dtype(curves.index) and len(curves) <= 24 and "x" not in log:
@@ -221,7 +221,8 @@ def method_curves(
         )
     styles, seen = method_styles(curves["method"]), set()
     names = list(dict.fromkeys(map(str, curves[panel])))
-    fig = _panels(f"{title} ({_seeds_told(curves['seeds'])})", _PER_AGENT.get(x, _label(x)), y, names, height=330)
+    titles = [plain(name, 200) for name in names]
+    fig = _panels(f"{title} ({_seeds_told(curves['seeds'])})", _PER_AGENT.get(x, _label(x)), y, titles, height=330)
     for i, name in enumerate(names, start=1):
         x_axis, y_axis = (f"{letter}{i if i > 1 else ''}" for letter in "xy")
         axes = {"xaxis": x_axis, "yaxis": y_axis}
@@ -232,7 +233,7 @@ def method_curves(
             if (band := line.dropna(subset=["low", "high"])).shape[0] > 1:
                 _band(fig, band, color, method, alpha=0.15, **axes)
             fig.add_scatter(
-                x=line.index, y=line["mean"], name=method, mode=mode, line={"color": color, "dash": dash},
+                x=line.index, y=line["mean"], name=plain(method, 200), mode=mode, line={"color": color, "dash": dash},
                 legendgroup=method, showlegend=method not in seen, customdata=line["seeds"],
                 hovertemplate="%{y:.3f} (%{customdata} seeds)", **axes,
             )  # fmt: skip
@@ -260,29 +261,31 @@ def forest(differences: pd.DataFrame, *, title: str, margin: float = 0.0) -> Fig
     names = list(dict.fromkeys(map(str, differences["agents"])))
     most = max(differences[differences["agents"] == n]["method"].nunique() for n in names)
     told = _seeds_told(differences["seeds"][differences["seeds"] > 0])
-    fig = _panels(f"{title} ({told})", "difference (percentage points)", "method", names, height=60 + 34 * max(most, 3))
+    titles, height = [plain(name, 200) for name in names], 60 + 34 * max(most, 3)
+    fig = _panels(f"{title} ({told})", "difference (percentage points)", "method", titles, height=height)
     for i, name in enumerate(names, start=1):
         x_axis, y_axis = (f"{letter}{i if i > 1 else ''}" for letter in "xy")
         axes = {"xaxis": x_axis, "yaxis": y_axis}
         rows = differences[differences["agents"] == name]
         methods = [str(m) for m in dict.fromkeys(rows.sort_values("method")["method"])]
+        labels = [plain(method, 200) for method in methods]
         for place, method in enumerate(methods):
             mine = rows[rows["method"] == method]
             single, mean = mine[mine["agent"] != MEAN], mine[mine["agent"] == MEAN]
             color = styles[method][0]
             fig.add_scatter(
-                x=100 * single["mean"], y=[place - 0.25] * len(single), mode="markers", showlegend=False, text=single["agent"],
-                hovertemplate="%{text} %{x:.1f}", name=method,
+                x=100 * single["mean"], y=[place - 0.25] * len(single), mode="markers", showlegend=False,
+                text=[plain(a, 100) for a in single["agent"]], hovertemplate="%{text} %{x:.1f}", name=labels[place],
                 marker={"color": color, "size": 7, "symbol": "circle-open", "opacity": 0.9}, **axes,
             )  # fmt: skip
             fig.add_scatter(
-                x=100 * mean["mean"], y=[place] * len(mean), mode="markers", showlegend=False, name=method,
+                x=100 * mean["mean"], y=[place] * len(mean), mode="markers", showlegend=False, name=labels[place],
                 error_x={"type": "data", "array": 100 * (mean["high"] - mean["mean"]), "color": color, "thickness": 2.5},
                 marker={"color": color, "size": 9, "symbol": "circle", "opacity": 1.0},
-                hovertemplate=f"{method} %{{x:.1f}}", **axes,
+                hovertemplate=f"{labels[place]} %{{x:.1f}}", **axes,
             )  # fmt: skip
         axis = fig.layout[f"yaxis{i if i > 1 else ''}"]
-        axis.update(tickvals=list(range(len(methods))), ticktext=methods, range=[len(methods) - 0.5, -0.5], title=None)
+        axis.update(tickvals=list(range(len(methods))), ticktext=labels, range=[len(methods) - 0.5, -0.5], title=None)
         if margin:
             low = {"x0": -100 * margin, "x1": 100 * margin, "y0": -0.5, "y1": len(methods) - 0.5}
             fig.add_shape(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import csv
 import hashlib
-import io
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,19 @@ ARITHMETIC_SETS = {
     "mixed": "three two-digit terms, 12+34-15=, no partial result below zero: for testing only, never trained on",
 }
 FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
+LONGEST_LINE = 16 * 2**20  # bytes; a line beyond it is a mistake, and would fill the memory before anybody could say so
+LARGEST_JSON = 256 * 2**20  # bytes of a .json file, which can only be read as a whole
+
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Problem:
     """One question with its answer; a chat prompt is a tuple of {"role", "content"} messages, gold "" means unknown.
 
-    Raises ValueError for an empty prompt, an empty id or a gold that is not text. `meta` takes no part in equality.
+    Raises ValueError for an empty prompt, an empty id, a gold that is not text, and half a character in any of them.
+    `meta` takes no part in equality.
 
     >>> Problem("sums/0", "37+58=", gold="95").gold
     '95'
@@ -64,6 +69,14 @@ class Problem:
         if not isinstance(self.gold, str):
             raise ValueError(f"gold must be text, not {self.gold!r}; load_problems turns numbers into text")
         object.__setattr__(self, "prompt", _as_prompt(self.prompt))
+        said = (
+            [self.prompt]
+            if isinstance(self.prompt, str)
+            else [m[key] for m in self.prompt for key in ("role", "content")]
+        )
+        for name, text in (("id", self.id), ("gold", self.gold), *(("prompt", text) for text in said)):
+            if half := _HALF.search(text):
+                raise ValueError(f"{name} holds half a character (U+{ord(half[0]):04X}), which no file can store")
         object.__setattr__(self, "meta", dict(self.meta))
 
     @property
@@ -616,32 +629,69 @@ def _load_hub(source: str, split, config, revision):
 def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path} (looked from {Path.cwd()}); check its spelling and folder")
-    if path.suffix.lower() == ".parquet":
-        return _read_parquet(path)
-    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+    return readers[path.suffix.lower()](path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, one at a time and with their ends, so that a large file is never in memory as a whole."""
+    with path.open("rb") as file:
+        for number in count(1):
+            line = file.readline(LONGEST_LINE + 1)
+            if len(line) > LONGEST_LINE:
+                raise ValueError(
+                    f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes, which is no problem that an agent can read; "
+                    "a .jsonl file has one object a line, and a quote that is never closed makes one cell of all that follows"
+                )
+            if not line:
+                return
+            yield _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, path, number)
+
+
+def _decoded(data: bytes, path: Path, number: int) -> str:
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         before = data[: error.start]
-        line, byte = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        line, byte = number + before.count(b"\n"), error.start - before.rfind(b"\n")
         value = f"byte {byte} (0x{data[error.start]:02x})"
         raise ValueError(f"{path}, line {line}: {value} is not UTF-8; save the file as UTF-8") from None
-    return {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}[path.suffix.lower()](path, text)
 
 
-def _read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    # Not splitlines: it also cuts at U+2028, which JSON strings may hold. Blank lines are no records.
-    for number, line in enumerate(text.split("\n"), start=1):
+def _parsed(text: str) -> Any:
+    """A JSON value; raises ValueError, also for what json itself takes: a name given twice, of which it keeps the last."""
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"{twice!r} is given twice in one object")
+    return found
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    # Lines end at a line feed only: JSON strings may hold U+2028. Blank lines are no records.
+    for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             try:
-                yield f"{path}, line {number}", json.loads(line)
+                yield f"{path}, line {number}", _parsed(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from None
 
 
-def _read_json(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+def _read_json(path: Path) -> Iterator[tuple[str, Any]]:
+    if path.stat().st_size > LARGEST_JSON:
+        raise ValueError(
+            f"{path}: {path.stat().st_size:,} bytes are too many to be read at once; store it as .jsonl, one object a line"
+        )
+    text = _decoded(path.read_bytes().removeprefix(codecs.BOM_UTF8), path, 1)
     try:
-        rows = json.loads(text)
+        rows = _parsed(text)
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}); one object a line belongs in a .jsonl file") from None
     if not isinstance(rows, list):
@@ -649,8 +699,10 @@ def _read_json(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _read_csv(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    reader, columns, start = csv.reader(io.StringIO(text, newline=""), strict=True), None, 1
+def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
+    # a carriage return alone ends a line, too, as in files of old spreadsheets
+    lines = (part for line in _lines(path) for part in re.split(r"(?<=\r)(?!\n)(?=.)", line, flags=re.DOTALL))
+    reader, columns, start = csv.reader(lines, strict=True), None, 1
     try:
         for cells in reader:
             if cells and columns is None:
@@ -670,8 +722,9 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet
 
     try:
-        # Arrow's own Python values, not pandas': integers with gaps stay integers.
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            # Arrow's own Python values, not pandas': integers with gaps stay integers. In parts, so that `limit` reads few.
+            rows = (row for part in file.iter_batches(batch_size=1_000) for row in part.to_pylist())
+            yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: not readable as Parquet ({error})") from None
-    yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))

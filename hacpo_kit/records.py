@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hacpo_kit.problems import Problem
-from hacpo_kit.verifier import last_box
+from hacpo_kit.verifier import last_box, same_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,6 +155,7 @@ class Pool:
             "length": float(np.mean([len(r.token_ids) for r in mine])),
             "share_hazard": float(np.mean([bool(r.hazard) for r in mine])),
             "share_cut": float(np.mean([not r.ended for r in mine])),
+            "share_disputed": float(np.mean([disputed(r.text, self.problem(r.problem).gold, r.status) for r in mine])),
             "distinct_answers": float(distinct["answers"].mean()),
             "equal_reward_prompts": equal,
             **{f"status_{status}": count / len(mine) for status, count in sorted(statuses.items())},
@@ -175,6 +176,17 @@ class Pool:
             for r in self.rollouts
         ]  # fmt: skip
         return pd.DataFrame(rows)
+
+
+def disputed(text: str, gold: str, status: str) -> bool:
+    r"""Whether a verdict differs from a second opinion: is the boxed answer the same text as the gold?
+
+    Paid though the texts differ, as 0.5 for 1/2, is what the verifier is for. Not paid though they are equal deserves a look.
+
+    >>> disputed(r"\boxed{0.5}", r"\frac{1}{2}", "correct"), disputed(r"\boxed{7}", "7", "correct")
+    (True, False)
+    """
+    return status != "unscored" and (status == "correct") != same_text(last_box(text), gold)
 
 
 def engine_gap(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -337,6 +349,7 @@ METRICS = {
     "length": "mean length of the agent's rollouts (tokens)",
     "share_cut": "share of the agent's rollouts that were cut at the length limit",
     "share_hazard": "share of the agent's rollouts that cannot be exchanged (lossy text or control tokens)",
+    "share_disputed": "share of the agent's rollouts whose verdict differs from a second opinion: boxed answer and gold as texts",
     "distinct_answers": "mean number of different boxed answers among one problem's rollouts",
     "equal_reward_prompts": "share of problems whose rewards are all equal: alone, they teach nothing",
     "status_*": "share of the agent's rollouts with this verdict: correct, wrong, no_answer, timeout, error, unscorable",

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
 from hacpo_kit.agents import Agent, each, quiet
-from hacpo_kit.files import remove_folder, remove_leftovers, write_json
+from hacpo_kit.files import read_json, remove_folder, remove_leftovers, write_json
 from hacpo_kit.lora import adapter_tensors, has_adapter, load_adapter
 from hacpo_kit.optimizers import MasterAdamW
 from hacpo_kit.records import Pool
@@ -71,6 +71,16 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             out[package] = importlib.metadata.version(package)
     return out
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What run.json says of a run; raises ValueError, naming it, for one that is damaged or lacks what every run has."""
+    record = read_json(folder / "run.json")
+    if missing := [
+        k for k in ("steps", "reward_function", "agents", "problems", "test", "versions") if k not in record
+    ]:
+        raise ValueError(f"{folder / 'run.json'} lacks {', '.join(missing)}: another version of hacpo_kit wrote it")
+    return record
 
 
 def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
@@ -287,5 +297,5 @@ def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
 
 
 __all__ = [
-    "KEEP", "State", "checkpoints", "restore", "restore_newest", "save", "save_checkpoint", "versions",
+    "KEEP", "State", "checkpoints", "read_record", "restore", "restore_newest", "save", "save_checkpoint", "versions",
 ]  # fmt: skip

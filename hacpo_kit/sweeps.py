@@ -23,7 +23,7 @@ from hacpo_kit import changes, worker
 from hacpo_kit.agents import built_in_sets
 from hacpo_kit.config import Config
 from hacpo_kit.experiments import Experiment, notebook_parameters
-from hacpo_kit.files import locked, read_lines, remove_folder, write_json
+from hacpo_kit.files import locked, read_json, read_lines, remove_folder, write_json
 from hacpo_kit.grids import Grid, read_grid
 from hacpo_kit.saving import checkpoints
 from hacpo_kit.training import Interrupt
@@ -476,8 +476,7 @@ def _read_run(path: Path, name: str) -> tuple[pd.DataFrame, str]:
     """One run's rows, and what of it could not be read."""
     import pandas as pd
 
-    record = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    config = Config.from_dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
+    record, config = read_json(path / "run.json"), Config.read(path / "config.json")
     lines = read_lines(path / "metrics.jsonl")
     if not lines:
         raise ValueError("metrics.jsonl is missing or holds no complete line")

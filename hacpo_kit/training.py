@@ -34,7 +34,7 @@ from hacpo_kit.records import Batch, Pool, StepStats
 from hacpo_kit.remote import WorkerLost, load_in_workers
 from hacpo_kit.rewards import boxed_math, reward
 from hacpo_kit.rollouts import rollout, share_out, timed
-from hacpo_kit.saving import State, checkpoints, restore_newest, save_checkpoint, versions
+from hacpo_kit.saving import State, checkpoints, read_record, restore_newest, save_checkpoint, versions
 from hacpo_kit.updates import update
 
 if TYPE_CHECKING:
@@ -396,8 +396,7 @@ def resume(
     folder = Path(folder)
     if not (folder / "run.json").exists():
         raise FileNotFoundError(f"{folder} holds no run: run.json is missing")
-    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    config = Config.from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    record, config = read_record(folder), Config.read(folder / "config.json")
     if reward_function is None:
         if record["reward_function"] != boxed_math.__qualname__:
             raise ValueError(
@@ -548,9 +547,8 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
 
 def _check_same(folder: Path, record: dict, config: Config) -> None:
     """A run goes on only as what it was; its length and its intervals may change."""
-    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    old = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    differences = Config.from_dict(stored).differences(config)
+    old = read_record(folder)
+    differences = Config.read(folder / "config.json").differences(config)
     memory = differences.pop("microbatch_tokens", None)  # may change, or nobody could go on after running out of memory
     changed, elsewhere = [f"{k}: {a!r} → {b!r}" for k, (a, b) in differences.items()], []
     if [a["name"] for a in old["agents"]] != [a["name"] for a in record["agents"]]:

@@ -1,5 +1,6 @@
 """Agents: prompts and text as tokens, what is loaded and what is refused, what is written."""
 
+import ast
 import json
 import os
 import re
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from jinja2.exceptions import SecurityError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import hacpo_kit as hk
 from hacpo_kit.agents import data_folder
+from hacpo_kit.memory import estimate
 
 PROBLEM = hk.Problem("p", "1+1=", "2")
 MESSAGES = [{"role": "user", "content": "1+1="}]
@@ -282,14 +285,102 @@ def test_code_in_a_checkpoint_is_not_run_unless_asked_for(llama, tmp_path, monke
     assert flag.exists()  # or the first half shows nothing
 
 
-def test_no_module_unpickles():
-    sources = {p: p.read_text(encoding="utf-8") for p in Path(hk.__file__).parent.rglob("*.py")}
-    assert len(sources) > 10
+def test_a_model_s_folder_with_code_beside_a_known_model_runs_none_of_it(llama, tmp_path, monkeypatch):
+    """Config, model and tokenizer name code of their own, and files lie where transformers would look for some."""
+    folder = llama.save(tmp_path / "coded")
+    flag = tmp_path / "ran"
+    evil = f"import pathlib\npathlib.Path({str(flag)!r}).touch()\n"
+    for name in (
+        "evil.py",
+        "modeling_llama.py",
+        "configuration_llama.py",
+        "__init__.py",
+        "custom_generate/generate.py",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(evil)
+    maps = {
+        "config.json": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoModel": "evil.M"},
+        "tokenizer_config.json": {"AutoTokenizer": ["evil.T", "evil.T"]},
+        "generation_config.json": {"AutoModelForCausalLM": "evil.M"},
+    }
+    for name, auto_map in maps.items():
+        content = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps(content | {"auto_map": auto_map}))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks whether to run it"))
+    agent = hk.load_agent(folder, device="cpu")
+    hk.rollout(agent, hk.load_problems("sums", size=1), n=1, max_new_tokens=2)
+    agent.save(tmp_path / "again")
+    estimate([folder], device_memory=2**33)
+    hk.export_verl(hk.Config(), hk.load_problems("sums", size=40), tmp_path / "verl", agents=[folder], steps=1)
+    assert not flag.exists() and not (tmp_path / "modules").exists()
+    assert not list((tmp_path / "again").rglob("*.py"))
+
+
+def test_a_chat_template_reaches_nothing_of_python(llama):
+    llama.chat = True
+    for way in ("''.__class__.__mro__", "messages.__class__.__init__.__globals__", "cycler.__init__.__globals__.os"):
+        llama.tokenizer.chat_template = "{{ " + way + " }}"
+        with pytest.raises((SecurityError, ValueError), match="unsafe"):
+            llama.encode_prompt("1+1=")
+
+
+def test_no_code_of_the_project_unpickles_or_trusts_a_folder():
+    """The package, its benchmarks, its scripts and its notebooks, by what they call and not by how it is written."""
+    root = Path(hk.__file__).parent.parent
+    code = {
+        p: p.read_text(encoding="utf-8")
+        for top in ("hacpo_kit", "benchmarks", "data")
+        for p in (root / top).rglob("*.py")
+    }
+    for path in (root / "notebooks").rglob("[!.]*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code[path] = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    assert len(code) > 50
     # a run and its own workers exchange messages as Ray does, pickled; a file is never read so
-    (messages,) = (sources.pop(p) for p in list(sources) if p.name == "remote.py")
-    assert not re.search(r"\bopen\(|read_bytes|read_text", messages)
-    banned = re.compile(r"\b(torch\.load|pickle|joblib|dill|read_pickle|allow_pickle\s*=\s*True|marshal)\b")
-    assert {p.name: found for p, text in sources.items() if (found := banned.findall(text))} == {}
+    assert not re.search(r"\bopen\(|read_bytes|read_text", code[root / "hacpo_kit" / "remote.py"])
+    found = {p.relative_to(root).as_posix(): faults for p, text in code.items() if (faults := unsafe(text))}
+    assert set(found.pop("hacpo_kit/remote.py")) <= {"pickle"}
+    assert found == {}
+    planted = (
+        "torch.load(f)", "from torch import load", "import pickle", "import dill as d", "np.load(f, allow_pickle=True)",
+        "pd.read_pickle(f)", "f(trust_remote_code=True)", "options = {'trust_remote_code': True}", "eval(x)", "exec(x)",
+        "m.from_pretrained(f, **{'trust_remote_code': 1})", "yaml.unsafe_load(f)",
+    )  # fmt: skip
+    assert all(unsafe(line) for line in planted)
+
+
+def unsafe(source: str) -> list[str]:
+    """What in a source unpickles, runs text as code, or lets a model's folder do so; a name passed on is not yet consent."""
+    banned = {"pickle", "cPickle", "dill", "joblib", "marshal", "shelve", "cloudpickle"}
+    calls = {
+        ("torch", "load"),
+        ("pd", "read_pickle"),
+        ("pandas", "read_pickle"),
+        ("yaml", "unsafe_load"),
+        ("yaml", "full_load"),
+    }
+    consent = {"trust_remote_code", "allow_pickle"}
+    found = []
+    for node in ast.walk(ast.parse(re.sub(r"^\s*[%!].*$", "", source, flags=re.M))):
+        match node:
+            case ast.Import(names=names):
+                found += [name.name for name in names if name.name.split(".")[0] in banned]
+            case ast.ImportFrom(module=module, names=names):
+                found += [str(module)] if str(module).split(".")[0] in banned else []
+                found += [f"{module}.{n.name}" for n in names if (module, n.name) in calls]
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if (owner, name) in calls:
+                found.append(f"{owner}.{name}")
+            case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
+                found.append(name)
+            case ast.keyword(arg=name, value=ast.Constant(value=value)) if name in consent and value:
+                found.append(name)
+            case ast.Dict(keys=keys, values=values):
+                pairs = [(k.value, v.value) for k, v in zip(keys, values, strict=True)
+                         if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)]  # fmt: skip
+                found += [k for k, v in pairs if k in consent and v]
+    return found
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -214,6 +214,26 @@ def test_a_stored_form_of_another_version_is_refused(version):
         hk.Config.from_dict({**DEFAULT.to_dict(), "version": version})
 
 
+def test_a_config_of_an_older_program_is_read_or_refused_with_the_file_and_the_reason(tmp_path):
+    file, stored = tmp_path / "config.json", DEFAULT.replace(alpha=2).to_dict()
+    older = {k: v for k, v in stored.items() if k not in ("rest_when_solved", "equal_updates", "rollout_batch")}
+    file.write_text(json.dumps(older))
+    assert hk.Config.read(file) == DEFAULT.replace(alpha=2)  # settings that came later are as it was before them
+    for content, message in (
+        ({**stored, "version": 0}, "this config has version 0.*begin a new run"),
+        ({**stored, "clip_ratio": 0.2}, "unknown setting 'clip_ratio'.*another version of hacpo_kit"),
+        ({**stored, "n": "many"}, "n='many': it takes a whole number"),
+        ([1], "holds no object"),
+    ):
+        file.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=rf"config\.json.*{message}"):
+            hk.Config.read(file)
+    for broken in (b"{", b"\xff", b"[" * 200_000, b""):
+        file.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"config\.json is no JSON"):
+            hk.Config.read(file)
+
+
 def test_every_setting_is_described():
     table = hk.Config.describe()
     assert table.index.tolist() == NAMES

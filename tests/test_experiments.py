@@ -1,5 +1,6 @@
 """Notebooks under papermill, the command line, and the frame around the package."""
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import hacpo_kit as hk
@@ -187,6 +189,42 @@ def test_any_value_makes_a_name(tmp_path, monkeypatch):
     assert names == [f"06_experiment-agents={x}.ipynb" for x in ("qwen3-sums+llama-differences", "..+my+models+a")]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "../a",
+        "/a",
+        "a\\b",
+        ".hidden",
+        "-a",
+        "a b",
+        "a\n",
+        "a\x00",
+        "~",
+        "a:b",
+        "a" * 201,
+        "é" * 101,
+    ],
+)
+def test_a_name_that_leads_elsewhere_is_refused_before_anything_is_written(name, tmp_path):
+    out = tmp_path / "runs"
+    with pytest.raises(ValueError, match=r"name '.*(use letters, digits|a file name may have 200)"):
+        run_notebook("06_experiment", {}, name=name, out=out)
+    assert not out.exists()
+
+
+def test_names_with_dots_keep_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "hacpo_kit.experiments._execute", lambda _, source, executed, *__: executed.write_bytes(source.read_bytes())
+    )
+    executed, html = run_notebook("06_experiment", {}, name="lr=1e-4.v1.5", out=tmp_path)
+    assert (executed.name, html.name) == ("lr=1e-4.v1.5.ipynb", "lr=1e-4.v1.5.html") and html.exists()
+
+
 def test_papermill_itself_cannot_smuggle_a_misspelt_parameter(tmp_path):
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -249,14 +287,77 @@ def test_environment_yml_installs_this_package_with_the_same_python():
     assert pip == ["-c constraints.txt", "-e .[test]"]
 
 
+def pins(file="constraints.txt"):
+    """The versions of a constraints file by name, as names are compared."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
 def test_constraints_fit_pyproject():
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    pinned = dict(line.split("==") for line in lines)
-    pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
+    pinned = pins()
     for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]):
         requirement = Requirement(text)
-        version = pinned[requirement.name.lower().replace("_", "-")]
+        version = pinned[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(Version(version)), f"{text} is pinned to {version}"
+
+
+def test_constraints_pin_every_package_that_is_installed_and_no_other():
+    """What the requirements require, and so on: a package without a pin is another one next month."""
+    linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}  # what CI and the pins are for
+    found: dict[str, set[str]] = {}
+    absent: list[str] = []
+    waiting = [Requirement(text) for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"])]
+    while waiting:
+        wanted = waiting.pop()
+        name, extras = canonicalize_name(wanted.name), {"", *wanted.extras}
+        if name in found and extras <= found[name]:
+            continue
+        extras = found[name] = extras | found.get(name, set())
+        try:
+            texts = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # an extra: what it needs is not known here
+            absent.append(name)
+            continue
+        for needed in map(Requirement, texts):
+            if needed.marker is None or any(needed.marker.evaluate({**linux, "extra": extra}) for extra in extras):
+                waiting.append(needed)
+    # PyTorch's build for CUDA names the exact versions of NVIDIA's packages itself
+    loose = {name for name in set(found) - set(pins()) if not name.startswith(("nvidia-", "cuda-", "triton"))}
+    assert not loose, f"without a pin: {', '.join(sorted(loose))}"
+    idle = set() if absent else set(pins()) - set(found)
+    assert not idle, f"pinned, but nobody needs it: {', '.join(sorted(idle))}"
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-vllm.txt"])
+def test_pins_are_exact(file):
+    assert len(pins(file)) > 100
+    assert all(str(Version(version)) == version and "*" not in version for version in pins(file).values())
+
+
+def test_importing_the_package_loads_nothing_that_takes_long():
+    """Nor does using a name: notebooks, commands and workers pay for what they use. benchmarks/imports.py has the times."""
+    heavy = [
+        "transformers",
+        "vllm",
+        "plotly",
+        "ipywidgets",
+        "datasets",
+        "pandas",
+        "matplotlib",
+        "scipy",
+        "sympy",
+        "peft",
+        "ray",
+    ]
+    code = (
+        "import sys, hacpo_kit as hk\n"
+        f"loaded = lambda: [m for m in {['torch', *heavy]} if m in sys.modules]\n"
+        "print(loaded())\n"
+        "[getattr(hk, name) for name in hk.__all__ if name not in hk._MODULES]\n"
+        "print(loaded())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.stdout.splitlines() == ["[]", "['torch']"], result.stderr
 
 
 def test_public_names_exist():

@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 import sys
+import tracemalloc
 import warnings
 import zlib
 from collections import Counter
@@ -423,6 +424,64 @@ def test_line_ends_marks_and_blank_lines(tmp_path):
 def test_broken_files_say_where(name, content, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_problems(write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"[" * 200_000, r"a\.jsonl, line 1: not valid JSON \(it is nested too deeply\)"),
+        ("a.json", b"[" * 200_000, r"a\.json: not valid JSON \(it is nested too deeply\)"),
+        ("a.jsonl", b'{"prompt": "1", "gold": "1", "prompt": "2"}', r"line 1: .*'prompt' is given twice in one object"),
+        ("a.jsonl", b'{"prompt": "1", "gold": ' + b"9" * 5_000 + b"}", r"a\.jsonl, line 1: not valid JSON"),
+        ("a.jsonl", b'{"prompt": "1", "gold": Infinity}', r"a\.jsonl, line 1: gold must be text or a number, not inf"),
+        ("a.jsonl", b'{"prompt": "\\ud83d", "gold": "1"}', r"line 1: prompt holds half a character \(U\+D83D\)"),
+        ("a.jsonl", b'{"prompt": "1", "gold": "\\udfff"}', r"line 1: gold holds half a character"),
+        (
+            "a.jsonl",
+            b'{"prompt": [{"role": "user", "content": "\\ud800"}], "gold": "1"}',
+            "line 1: prompt holds half a",
+        ),
+        ("a.jsonl", '{"prompt": "1", "gold": "1"}'.encode("utf-16"), r"a\.jsonl, line 1: byte 1 \(0xff\) is not UTF-8"),
+        ("a.csv", b"\xff\xfep\x00", r"a\.csv, line 1: byte 1 \(0xff\) is not UTF-8"),
+        ("a.csv", b"prompt;gold\n1;2\n", r"a\.csv has no column 'prompt'; it has 'prompt;gold'"),
+        ("a.csv", b"prompt,gold\n,2\n", r"a\.csv, line 2: the prompt is missing or empty"),
+        ("a.csv", b'prompt,gold\n"' + b"1" * 200_000 + b'",2\n', r"a\.csv, line 2: not valid CSV \(field larger"),
+        ("a.jsonl", b'{"prompt": 5, "gold": "1"}', "line 1: prompt must be text or a list of chat messages, not 5"),
+        (
+            "a.jsonl",
+            b'{"prompt": "1", "gold": "1", "id": "a"}\n{"prompt": "2", "gold": 2, "id": "a"}',
+            "1 ids occur more",
+        ),
+    ],
+)
+def test_hostile_files_say_where(name, content, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_problems(write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "json"])
+def test_a_gigantic_line_is_refused_before_it_fills_the_memory(kind, tmp_path, monkeypatch):
+    path = jsonl(tmp_path / f"a.{kind}", ROWS) if kind == "jsonl" else write(tmp_path / f"a.{kind}", "prompt,gold\n")
+    with path.open("r+b") as file:
+        file.truncate(2**28)  # zeros without a line end, which take no room on the disk
+    monkeypatch.setattr(module, "LONGEST_LINE", 2**20)
+    monkeypatch.setattr(module, "LARGEST_JSON", 2**20)
+    what = r"a\.json: 268,435,456 bytes are too many" if kind == "json" else r"line [24]: longer than 1,048,576 bytes"
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=what):
+        load_problems(path)
+    assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    tracemalloc.stop()
+    if kind == "jsonl":
+        assert len(load_problems(path, limit=3)) == 3  # later lines are not looked at
+
+
+def test_old_line_ends_and_mixed_types(tmp_path):
+    path = write(tmp_path / "mac.csv", b'prompt,gold\r1+1=,2\r"2\r+2=",4\r')
+    assert [(p.prompt, p.gold) for p in load_problems(path)] == [("1+1=", "2"), ("2\r+2=", "4")]
+    rows = [{"prompt": "1", "gold": 1}, {"prompt": CHAT, "gold": "2"}, {"prompt": "3", "gold": 3.0, "extra": [1]}]
+    problems = load_problems(jsonl(tmp_path / "mixed.jsonl", rows))
+    assert [p.gold for p in problems] == ["1", "2", "3"] and problems[2].meta == {"extra": [1]}
 
 
 def test_a_row_without_the_key_is_a_row_with_nothing_in_it(tmp_path):

@@ -1,8 +1,11 @@
 """The verifier: which answers are paid, and that nothing an answer contains can stop, slow or mislead the others."""
 
+import importlib.util
 import json
 import math
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +21,15 @@ from hypothesis import strategies as st
 
 from hacpo_kit import rewards
 from hacpo_kit.rewards import Verdict, boxed_math, score
-from hacpo_kit.verifier import MAX_CHARS, compare, integer, last_box, usable
+from hacpo_kit.verifier import MAX_CHARS, compare, integer, last_box, same_text, usable
 
+ROOT = Path(__file__).resolve().parent.parent
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "golden" / "answers.jsonl").read_text().splitlines()]
 KNOWN_EXCEPTIONS: dict[str, str] = {}  # row id → why it gets another reward; PAPER.md repeats them
 HANG = r"\boxed{\dfrac{5^{(5^{(5^{(5^5)})} - 4)} - 5}{16}}"
+
+
+REWARD = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": 0.0, "error": None, "unscorable": None}
 
 
 def statuses(verdicts):
@@ -85,7 +92,7 @@ xy=1 | y=1/x;  x=2y | y=x/2;  x+y=5 | 5;  1,2 | 2,1;  \{3,1\} | 1,3;  x=1 or x=2
 \frac{1}{\sqrt{n}} | \sqrt{1/n};  (x+1)^2 | x^2+2x+1;  \sqrt{x^2} | |x|;  \frac{1-i}{4} | \frac{1}{2+2i}
 m_{\max}=2 | m_{\max}=4/2;  \begin{pmatrix} 1/2 \\ 2 \end{pmatrix} | \begin{pmatrix} 0.5 \\ 2 \end{pmatrix}
 52 | 52_8;  52_{8} | 52_8;  C | \text{(C)};  (C) | \text{(C)};  \text{Even} | even;  np.arcsin(10/13) | \arcsin(10/13)
-\sqrt{2}\sqrt{3}-\sqrt{6} | 0
+\sqrt{2}\sqrt{3}-\sqrt{6} | 0;  x = 1,234 | 1234;  k=4 | k=4.0;  y = 9,829 \text{ cm} | 9829;  N=0.5 | \frac{1}{2}
 """
 UNEQUAL = r"""
 1 1/4 | 11/4;  4 10/3 | 10;  4 10/3 | 14/3;  28 | 0.28;  0.33 | 1/3;  1.414 | \sqrt2;  123456.5 | 123456
@@ -98,7 +105,7 @@ x=1,y=2 | 2,1;  y=5 | x=5;  x+y=3 | x+y=2;  x^2+2=0 | x^2+1=0;  x'+x-1=0 | 0;  2
 52_8 | 52;  |x| | x;  \ln(x^2) | 2\ln x;  \frac{1+i}{4} | \frac{1}{2+2i};  6 | 6m;  2\cos 3 | 2\cos 3t
 \pi(r^2-R^2) | \pi(R^2-r^2);  0 | \pi(R^2-r^2);  c | C;  D | \text{(C)};  evil | live;  no | yes;  2n | even
 4 | \foo{3} 4;  \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 2 \\ 1 \end{pmatrix};  1/0 | 5
-10^{10^{10}} | 3;  x = = 4 | 4
+10^{10^{10}} | 3;  x = = 4 | 4;  x = 1,235 | 1234;  e=3 | 3;  y=4 | x=4;  x=3=4 | 4
 """
 
 
@@ -224,6 +231,24 @@ def test_one_hang_among_many():
     assert boxed_math(r"\boxed{\frac{6}{14}}", r"\frac{3}{7}").status == "correct"
 
 
+def test_a_poisoned_item_holds_back_nobody_else(monkeypatch):
+    ended, solve = {}, rewards._Worker.solve
+
+    def timed(worker, answer, *rest):
+        verdict = solve(worker, answer, *rest)
+        ended[answer] = time.monotonic()
+        return verdict
+
+    monkeypatch.setattr(rewards._Worker, "solve", timed)
+    score([(r"\boxed{0.50}", "0.5"), (r"\boxed{0.60}", "0.5")], workers=2)  # both are there
+    pairs = [(HANG, "3")] + [(rf"\boxed{{x+{i}}}", "x+3") for i in range(8)]
+    assert statuses(score(pairs, timeout=4.0, workers=2)) == ["timeout"] + [
+        "correct" if i == 3 else "wrong" for i in range(8)
+    ]
+    hang = ended.pop(last_box(HANG))
+    assert max(ended.values()) < hang - 1  # none of them waited for its end
+
+
 def test_waiting_does_not_count():
     # with one worker the last of these waits longer than its own limit, also while a killed worker is replaced
     pairs = [(HANG, "3"), (HANG, "4"), (r"\boxed{0.50}", "0.5")]
@@ -254,6 +279,77 @@ def test_deep_nesting_ends_in_a_verdict():
     verdicts = score([(deep, "x+1"), (r"\boxed{1+x}", "x+1")], timeout=1.0)
     assert verdicts[0].status in ("wrong", "error", "timeout")
     assert verdicts[1].status == "correct"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    """benchmarks/boxed_math.py, whose hostile responses are used here, too."""
+    spec = importlib.util.spec_from_file_location("boxed_math_benchmark", ROOT / "benchmarks" / "boxed_math.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_storm_of_hostile_responses(benchmark):
+    """The full one, of 10,000, is `python benchmarks/boxed_math.py`."""
+    storm = benchmark.weather(120, timeout=0.3, workers=2)  # raises for an item that was at work longer
+    assert storm["different"] == sum(storm["statuses"].values()) == 120
+    assert set(storm["statuses"]) <= set(REWARD) and {"wrong", "no_answer"} < set(storm["statuses"])
+    assert 0 < storm["peak_memory_of_a_worker"] < rewards.MEMORY_LIMIT
+    assert boxed_math(r"\boxed{\frac{6}{14}}", r"\frac{3}{7}").status == "correct"
+
+
+def test_every_kind_of_hostile_response_takes_this_process_no_time(benchmark):
+    """What is done outside the workers, where nothing could end it, is linear in the text."""
+    draw = random.Random(0)
+    for kind, make in benchmark.HOSTILE.items():
+        for text in (make(draw), (make(draw) * 2_000)[:500_000]):
+            began = time.process_time()
+            box = last_box(rf"\boxed{{{text}}}")
+            rewards._at_once(box, "5"), same_text(box, text[:MAX_CHARS])
+            assert time.process_time() - began < 0.5, kind
+
+
+def test_the_benchmark_s_answers_are_right_and_wrong_as_they_should(benchmark):
+    rates = benchmark.speeds(64, repeats=1, workers=2, seed=3)  # raises unless about half are right
+    assert set(rates) == set(benchmark.WANTED) and min(rates.values()) > 0
+
+
+PIECES = [r"\pi", r"\infty", r"\text{even}", r"\ldots", r"\pm 3", "\x00", "\u202e1", r"\left(", r"\{1,2\}", "9^{9^9}"]
+FORMS = ["{%s}", "(%s)", r"\frac{%s}{2}", r"\sqrt{%s}", "2^{%s}", r"\sin(%s)", "%s,%s", r"\boxed{%s}", "%s = 3", "%s"]
+LATEX = st.recursive(
+    st.text(r"0123456789xyn+-*/^_=(),.[]\ %|!<>&", max_size=8) | st.text(max_size=6) | st.sampled_from(PIECES),
+    lambda inner: st.tuples(st.sampled_from(FORMS), inner).map(lambda made: made[0].replace("%s", made[1])),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=25)
+@given(answers=st.lists(LATEX, min_size=1, max_size=6), gold=LATEX)
+def test_hostile_latex_gets_a_verdict_each(answers, gold):
+    verdicts = score([(rf"\boxed{{{answer}}}", gold) for answer in answers], timeout=0.5, workers=2)
+    assert [v.reward for v in verdicts] == [REWARD[v.status] for v in verdicts]
+    assert len({v.status == "unscorable" for v in verdicts}) == 1 or "not read" in str(
+        verdicts
+    )  # it is the gold's fault
+
+
+@given(LATEX)
+def test_the_second_opinion_takes_any_text(text):
+    assert same_text(text, text) == bool(re.sub(r"\s|\.+$", "", text)) or re.search(r"[\\$~.]", text)
+    assert not same_text(None, text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "same"),
+    [
+        (r"\dfrac{1}{2}", r"\frac{1}{2}", True), (r"\left( 1, 2 \right)", "(1,2)", True), ("$5$.", "5", True),
+        ("0.5", r"\frac{1}{2}", False), ("", "", False), (None, "5", False), (r"\leftarrow", "arrow", False),
+        ("5" * (MAX_CHARS + 1), "5" * (MAX_CHARS + 1), False),
+    ],
+)  # fmt: skip
+def test_a_second_opinion_compares_texts(answer, gold, same):
+    assert same_text(answer, gold) is same
 
 
 # ---------------------------------------------------------------------------------------------- workers that die

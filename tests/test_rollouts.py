@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,6 +18,7 @@ import hacpo_kit as hk
 from hacpo_kit.agents import align, data_folder, microbatches
 from hacpo_kit.engines import transformers as engine
 from hacpo_kit.engines import until_end
+from hacpo_kit.records import disputed
 from hacpo_kit.rollouts import score
 
 QUIET = {"progress": False}
@@ -699,6 +701,21 @@ def test_the_frame_has_one_row_a_rollout_and_the_metrics_leave_unscorable_ones_o
     assert metrics["equal_reward_prompts"] == 1.0 and scored.metrics("llama-differences")["equal_reward_prompts"] == 0.5
     assert scored.restricted_to("llama-differences").agents == ("llama-differences",)
     assert len(scored.restricted_to("llama-differences")) == 4
+
+
+def test_the_second_opinion_is_counted(pool):
+    texts = [r"\boxed{2}", r"\boxed{2.0}", r"\boxed{3}", "2"]
+    golds = [pool.problem(r.problem).gold for r in pool.by_source["qwen3-sums"]]
+    rollouts = [
+        replace(r, text=t.replace("2", g)) for r, t, g in zip(pool.by_source["qwen3-sums"], texts, golds, strict=True)
+    ]
+    own = hk.reward(replace(pool.restricted_to("qwen3-sums"), rollouts=tuple(rollouts)))
+    assert [r.status for r in own] == ["correct", "correct", "wrong", "no_answer"]
+    assert [disputed(r.text, g, r.status) for r, g in zip(own, golds, strict=True)] == [False, True, False, False]
+    assert own.metrics("qwen3-sums")["share_disputed"] == 0.25
+    unpaid = own.with_rewards([0.0] * 4, ["wrong"] * 4)
+    assert unpaid.metrics("qwen3-sums")["share_disputed"] == 0.25  # the first: the texts are equal
+    assert pool.metrics("qwen3-sums")["share_disputed"] == 0  # nothing is scored yet
 
 
 def test_sampled_tokens_follow_the_model_s_distribution(qwen):

@@ -108,6 +108,23 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
     assert {name(m) for m in emitted} | {"left_out_*"} == set(METRICS)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("run.json", "{", r"run\.json is no JSON"),
+        ("run.json", '{"steps": 6}', r"run\.json lacks reward_function, agents, .*another version"),
+        ("config.json", '{"version": 1, "epsilon": 0.2}', r"config\.json: unknown setting 'epsilon'.*another version"),
+        ("config.json", '{"version": 0}', r"config\.json: this config has version 0"),
+    ],
+)
+def test_a_record_from_elsewhere_is_refused_with_its_file_and_the_reason(undisturbed, tmp_path, file, content, message):
+    for name in ("run.json", "config.json"):
+        shutil.copy(undisturbed.folder / name, tmp_path / name)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        hk.resume(tmp_path)
+
+
 def test_trained_agents_load_with_plain_transformers(undisturbed):
     folder = checkpoints(undisturbed.folder)[-1]
     for agent in undisturbed.agents:
