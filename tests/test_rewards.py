@@ -436,8 +436,9 @@ def test_fatal_error_costs_the_next_item_nothing():
 
 def test_interrupt_leaves_the_pool_usable_and_exit_leaves_no_process():
     program = textwrap.dedent(f"""
-        import _thread, threading
+        import _thread, signal, threading
         from hacpo_kit import rewards
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
         hang = {HANG!r}
         rewards.score([(r"\\boxed{{0.50}}", "0.5")])
         threading.Timer(0.5, _thread.interrupt_main).start()

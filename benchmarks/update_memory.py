@@ -1,0 +1,111 @@
+"""Peak memory of an update, against what it needs at least, for growing numbers of rollouts.
+
+    python benchmarks/update_memory.py FOLDER        # say SmolLM2-135M; writes reports/update_memory.json
+
+At least: weights, gradients, the two moments of AdamW, and the activations of one micro-batch, which a process of its own
+measures: one pass forward and backward over as many tokens. Rollouts are 128 made-up tokens each, with made-up rewards, and
+scored by the model, so that every one of them has a gradient. Each number is a process of its own: the most memory that it
+had in the update (Linux), less what it had before the model was loaded but after an update of a tiny one: libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from measuring import memory, surroundings
+
+import hacpo_kit as hk
+from hacpo_kit.files import write_json
+from hacpo_kit.records import Pool, Rollout
+from hacpo_kit.rollouts import score
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKENS = 128  # of a response
+WANTED = 1.3
+
+
+def main() -> None:
+    """Measures each number of rollouts and one micro-batch, and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a built-in agent or a local folder")
+    parser.add_argument("--rollouts", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--microbatch-tokens", type=int, default=2048)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=ROOT / "reports" / "update_memory.json")
+    parser.add_argument("--alone", type=int, help="(internal) one update with so many rollouts; 0: one micro-batch")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.alone is not None:
+        print(*alone(args))
+        return
+    activations, kept = in_a_process(0)
+    least = kept + activations
+    peaks = {count: in_a_process(count)[0] for count in args.rollouts}
+    report = {
+        "model": Path(args.model).name, "response_tokens": TOKENS, "microbatch_tokens": args.microbatch_tokens,
+        "weights_gradients_moments_bytes": kept, "activations_of_one_microbatch_bytes": activations,
+        "peak_bytes": peaks, "to_least": {count: round(peak / least, 3) for count, peak in peaks.items()},
+        "wanted": WANTED, **surroundings(),
+    }  # fmt: skip
+    write_json(args.out, report)
+    print({k: report[k] for k in ("peak_bytes", "to_least")})
+
+
+def in_a_process(count: int) -> list[int]:
+    """What `alone` prints in a process of its own with the same arguments."""
+    done = subprocess.run(
+        [sys.executable, *sys.argv, "--alone", str(count)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    print(f"{count} rollouts: {done.stdout.strip()}", flush=True)
+    return [int(number) for number in done.stdout.split()[-2:]]
+
+
+def alone(args) -> tuple[int, int]:
+    """Peak of an update, or activations of one micro-batch; and bytes of weights, gradients and moments."""
+    tiny = hk.load_agent("llama-novice", device="cpu")
+    one_update(tiny, made_up(tiny, 8, hk.Config(n=8)), hk.Config(n=8))
+    before = memory("VmRSS")
+    agent = hk.load_agent(args.model, name="a", device="cpu", dtype="float32")
+    weights = sum(p.nbytes for p in agent.model.parameters())
+    config = hk.Config.preset(
+        "gspo", microbatch_tokens=args.microbatch_tokens, n=8, minibatch=64, lr=1e-6, warmup=0
+    )  # fmt: skip
+    pool = made_up(agent, args.alone or 8, config)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    if not args.alone:
+        loaded, width = memory("VmRSS"), len(pool.rollouts[0].prompt_ids) + TOKENS
+        some = pool.rollouts[: args.microbatch_tokens // width] or pool.rollouts[:1]
+        logp, mask = agent.logprobs([r.prompt_ids for r in some], [r.token_ids for r in some])
+        (logp * mask).sum().backward()
+        return memory("VmHWM") - loaded - weights, 4 * weights
+    one_update(agent, pool, config)
+    return memory("VmHWM") - before, 4 * weights
+
+
+def one_update(agent: hk.Agent, pool: Pool, config: hk.Config) -> None:
+    """The learner's view of the pool, and its update."""
+    hk.update(agent, hk.advantage(pool, agent, hk.Capability().observe(pool), config), config)
+
+
+def made_up(agent: hk.Agent, count: int, config: hk.Config) -> Pool:
+    """Rollouts of random tokens, scored by the agent, half of them right."""
+    rng = random.Random(0)
+    problems = hk.load_problems("arithmetic", split="train").batch(0, -(-count // config.n))
+    allowed = [t for t in range(len(agent.tokenizer)) if t not in agent.control_ids and t not in agent.end_ids]
+    rollouts = [
+        Rollout(p.id, agent.name, k, "", tuple(agent.encode_prompt(p.prompt)), tuple(rng.choices(allowed, k=TOKENS)), None, False)
+        for p in problems
+        for k in range(config.n)
+    ]  # fmt: skip
+    rollouts = score(agent, rollouts, temperature=1.0, tokens=config.microbatch_tokens)
+    pool = Pool(tuple(rollouts), tuple(problems), (agent.name,), config.n, 1.0, {agent.name: agent.updates})
+    return pool.with_rewards([float(k % 2) for k in range(len(rollouts))], ["made up"] * len(rollouts))
+
+
+if __name__ == "__main__":
+    main()
