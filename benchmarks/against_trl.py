@@ -6,8 +6,9 @@
 
 Writes reports/against_trl-NAME.json. TRL trains; after each of its steps the same step is made here, from equal weights, on the
 same prompts with the same settings and verifier, so that other load on the machine meets both. Each has its own random
-numbers: sampled and trained tokens, updates and rewards are counted, not assumed to be equal. Memory is that of a process
-that makes a few steps of one of the two and nothing else.
+numbers: tokens, updates, rewards and rollouts with an advantage are counted, not assumed to be equal. A rollout whose advantage
+is 0 passes forward only here, forward and backward in TRL: with `--rewards random` nearly every one has an advantage, so that
+this saving is left out. Memory is that of a process that makes a few steps of one of the two and nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import torch
@@ -25,7 +27,7 @@ from measuring import memory, surroundings
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
-from hacpo_kit.rewards import score
+from hacpo_kit.rewards import boxed_math, score
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,6 +45,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lr", type=float, default=1e-6, help="small: the work must not change while it is measured")
     parser.add_argument("--problems", help="a problem file; default: the built-in arithmetic")
+    parser.add_argument(
+        "--rewards", choices=["verified", "random"], default="verified", help="random: 0 or 1, from the text"
+    )
     parser.add_argument("--memory", choices=["trl", "here"], help="(internal) one of the two alone; prints its peak")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -57,7 +62,8 @@ def main() -> None:
         "settings": {k: v for k, v in vars(args).items() if k not in ("memory", "out")} | {"model": Path(args.model).name},
         **surroundings("trl"),
     }  # fmt: skip
-    out = args.out or ROOT / "reports" / f"against_trl-{Path(args.model).name}.json"
+    marked = "-random" * (args.rewards == "random")
+    out = args.out or ROOT / "reports" / f"against_trl-{Path(args.model).name}{marked}.json"
     write_json(out, report)
     print(json.dumps({k: report[k] for k in ("seconds", "time_ratio", "peak_bytes", "memory_ratio", "work")}, indent=1))
 
@@ -75,20 +81,29 @@ class Here:
             "gspo", prompts_per_step=args.prompts, n=args.n, max_new_tokens=args.new_tokens, lr=args.lr, warmup=0,
             minibatch=args.prompts * args.n // args.updates,
         )  # fmt: skip
-        self.capability, self.prompts = hk.Capability(), args.prompts
+        self.capability, self.prompts, self.reward = hk.Capability(), args.prompts, REWARDS[args.rewards]
 
     def step(self, k: int) -> dict[str, float]:
         """Step number k: its seconds and what was done."""
         drawn = self.problems.batch(k * self.prompts, self.prompts)
         start = time.perf_counter()
-        result = hk.step(self.agent, drawn, self.capability, self.config)
+        result = hk.step(self.agent, drawn, self.capability, self.config, reward_function=self.reward)
         seconds = time.perf_counter() - start
         self.capability = result.capability
         own, pool = result.metrics["agents"]["here"], result.pool
         return {
             "seconds": seconds, "rollouts": len(pool), "sampled_tokens": pool.tokens,
             "prompt_tokens": sum(len(r.prompt_ids) for r in pool), "updates": own["updates"], "reward": own["reward"],
+            "with_advantage": int((result.batches["here"].advantages != 0).sum()),
         }  # fmt: skip
+
+
+def drawn_reward(response: str, gold: str) -> float:
+    """0 or 1, drawn by the text."""
+    return float(zlib.crc32(response.encode()) % 2)
+
+
+REWARDS = {"verified": boxed_math, "random": drawn_reward}
 
 
 def problems(args) -> hk.Problems:
@@ -115,10 +130,11 @@ def trainer(args, steps: int, after):
     facts: dict[str, float] = {}
 
     def reward(completions, completion_ids, gold, prompts, **_):
-        paid = [v.reward for v in score(list(zip(completions, gold, strict=True)))]
+        paid = [v.reward for v in score(list(zip(completions, gold, strict=True)), fn=REWARDS[args.rewards])]
+        groups = [paid[i : i + args.n] for i in range(0, rows, args.n)]
         ends = agent.end_ids
         facts.update(
-            rollouts=len(paid), reward=sum(paid) / len(paid),
+            rollouts=len(paid), reward=sum(paid) / len(paid), with_advantage=args.n * sum(len(set(g)) > 1 for g in groups),
             prompt_tokens=sum(len(agent.tokenizer(p)["input_ids"]) for p in prompts),
             sampled_tokens=sum(next((i + 1 for i, t in enumerate(ids) if t in ends), len(ids)) for ids in completion_ids),
         )  # fmt: skip
