@@ -1,8 +1,9 @@
-"""Writes what README.md quotes from the study, and its pictures, from reports/study/study.parquet.
+"""Writes what README.md quotes from the reports, and the study's pictures.
 
     python benchmarks/readme.py
 
-Every sentence between the two marks in README.md is computed; a test holds that it is what this script would write.
+Every sentence between the marks in README.md is computed, from reports/study/study.parquet and from the JSON of other scripts;
+a test holds that it is what this script would write.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from pathlib import Path
 import pandas as pd
 
 from hacpo_kit import compare, plots
-from hacpo_kit.files import write_text
+from hacpo_kit.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = ROOT / "reports" / "study" / "study.parquet"
 PICTURE = ROOT / "reports" / "study" / "accuracy.png"
 BEGIN, END = "<!-- from the study: begin -->", "<!-- from the study: end -->"
+MEASURED = "<!-- measured: begin -->", "<!-- measured: end -->"
 METHODS = ["gspo", "gspo_x2", "naive", "hacpo", "hacpo_equal"]
 KINDS = ["tiny-state-pair", "tiny-size-pair", "tiny-model-pair"]
 EARLY = 4  # step
@@ -30,8 +32,10 @@ def main() -> None:
     (ROOT / "reports" / "stages.png").write_bytes(plots.stages().png)
     path = ROOT / "README.md"
     text = path.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    write_text(path, f"{before}{BEGIN}\n{block(frame)}\n{END}{rest.split(END)[1]}")
+    for (begin, end), new in (((BEGIN, END), block(frame)), (MEASURED, measured())):
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{new}\n{end}{rest.split(end)[1]}"
+    write_text(path, text)
 
 
 def picture(frame: pd.DataFrame):
@@ -139,6 +143,129 @@ def own_setting(frame: pd.DataFrame) -> str:
         "`hacpo_equal` is this toolkit's own setting, off by default and not the paper's: as many updates in a step as alone, "
         f"each of more rollouts. The agent that loses most by sharing, in points: {'; '.join(told)}. "
         "`10_when_sharing_hurts` explains it."
+    )
+
+
+# ── speed and robustness ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def report(name: str) -> dict:
+    """A measurement in reports/."""
+    return read_json(ROOT / "reports" / f"{name}.json")
+
+
+def measured() -> str:
+    """What the benchmarks found, one row each, and how a step grows."""
+    rows = [*against_trl(), to_accuracy(), update_memory(), *verifier(), imports(), chaos()]
+    lines = ["| | measured | with |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([*lines, "", growth()])
+
+
+def against_trl() -> list[tuple[str, str, str]]:
+    """Time and memory of a GSPO step, to those of TRL."""
+    tiny, random, real = (report(f"against_trl-{name}") for name in ("qwen3-sums", "qwen3-sums-random", "smollm2"))
+    trl = tiny["versions"]["trl"]
+    return [
+        (
+            f"a GSPO step, time and peak memory to those of TRL {trl}'s GRPOTrainer: the tiny model, 32 prompts × 8",
+            f"**{tiny['time_ratio']:.2f}** and {tiny['memory_ratio']:.2f}; {random['time_ratio']:.2f} and "
+            f"{random['memory_ratio']:.2f} with rewards that leave no group without an advantage",
+            "`against_trl.py`",
+        ),
+        (
+            "the same of SmolLM2-135M in float32, 16 prompts × 8, up to 64 tokens",
+            f"**{real['time_ratio']:.2f}** and {real['memory_ratio']:.2f}",
+            "`against_trl.py --model FOLDER`",
+        ),
+    ]
+
+
+def to_accuracy() -> tuple[str, str, str]:
+    """What hacpo takes to hold an accuracy, of what gspo takes."""
+    found = report("time_to_accuracy")
+    told = [
+        f"{pair.removeprefix('tiny-')} **{of['seconds']:.2f}** / **{of['rollouts']:.2f}** / {of['tokens']:.2f}"
+        for pair, of in ((pair, ratios["hacpo"]) for pair, ratios in found["over_gspo"].items())
+    ]
+    return (
+        f"wall time / rollouts / tokens until hacpo holds {found['level']:.0%}, to those of gspo; "
+        f"medians of {found['seeds']} seeds",
+        "; ".join(told),
+        "`time_to_accuracy.py`",
+    )
+
+
+def update_memory() -> tuple[str, str, str]:
+    """Peak of an update, to the least it needs."""
+    found = report("update_memory")
+    told = ", ".join(f"{ratio:.2f} for {count}" for count, ratio in found["to_least"].items())
+    return (
+        f"peak memory of an update of SmolLM2-135M in float32, rollouts of {found['response_tokens']} tokens, to weights, "
+        "gradients, AdamW's moments and the activations of one micro-batch",
+        f"{told} rollouts",
+        "`update_memory.py FOLDER`",
+    )
+
+
+def verifier() -> list[tuple[str, str, str]]:
+    """Answers a second, and what a storm did."""
+    found = report("boxed_math")
+    speed, after, storm = found["answers_per_second"], found["after_to_before"], found["storm"]
+    return [
+        (
+            f"answers that `boxed_math` checks in a second with {found['workers']} workers",
+            f"{speed['gsm8k']:,.0f} like GSM8K's, {speed['math']:,.0f} like MATH's",
+            "`boxed_math.py`",
+        ),
+        (
+            f"{storm['responses']:,} hostile responses to it",
+            f"all get a verdict; at most {storm['longest_seconds_at_work']:.2f} s at work on one (limit {storm['timeout']:g} s); "
+            f"a worker has at most {storm['peak_memory_of_a_worker'] / 2**20:.0f} MiB; "
+            f"afterwards {after['gsm8k']:.2f} and {after['math']:.2f} of the speed before",
+            "`boxed_math.py`",
+        ),
+    ]
+
+
+def imports() -> tuple[str, str, str]:
+    """Time of the import, to that of torch."""
+    to = report("imports")["to_torch"]
+    return (
+        "`import hacpo_kit`, to `import torch`",
+        f"{to['hacpo_kit']:.2f}; {to['every name']:.2f} with every name of it in use",
+        "`imports.py`",
+    )
+
+
+def chaos() -> tuple[str, str, str]:
+    """How many killed runs ended as the undisturbed one."""
+    runs = report("chaos")["runs"]
+    moments = ", ".join(f"{name} {count}" for name, count in runs["killed_in"].items() if count)
+    return (
+        f"{runs['kills']} runs killed at random moments ({moments})",
+        f"{runs['same_end']} ended as the undisturbed run, to the last bit",
+        "`make chaos`",
+    )
+
+
+def growth() -> str:
+    """Exponents of a step's parts."""
+    found = report("scaling")["growth"]
+    told = {
+        "agents": "agents",
+        "n": "rollouts per prompt",
+        "prompts": "prompts",
+        "new_tokens": "tokens of an answer",
+        "width": "width",
+    }
+    parts = {"step": "step", "rollout": "rollout", "update": "update", "peak_bytes": "memory"}
+    cells = "; ".join(
+        f"{told[name]}: {', '.join(f'{parts[part]} {of[part]:.2f}' for part in parts if part in of)}"
+        for name, of in found.items()
+    )
+    return (
+        f"Time and memory grow with a power of what grows (`scaling.py`; 1 is linear, 2 quadratic): {cells}. "
+        "![Step time, one thing varied at a time](reports/scaling.png)"
     )
 
 
