@@ -55,8 +55,10 @@ def main() -> None:
     if args.memory:
         alone(args)
         return
+    peaks = {who: peak(who) for who in ("trl", "here")}  # first, while this process holds no model
+    print("peak bytes", peaks, flush=True)
     report = measured(args)
-    report["peak_bytes"] = {who: peak(who) for who in ("trl", "here")}
+    report["peak_bytes"] = peaks
     report["memory_ratio"] = round(report["peak_bytes"]["here"] / report["peak_bytes"]["trl"], 3)
     report |= {
         "settings": {k: v for k, v in vars(args).items() if k not in ("memory", "out")} | {"model": Path(args.model).name},
@@ -178,6 +180,7 @@ def measured(args) -> dict:
 
     def after(facts: dict[str, float]) -> None:
         pairs.append((facts, here.step(len(pairs))))
+        print(f"step {len(pairs)}: TRL {facts['seconds']:.2f} s, here {pairs[-1][1]['seconds']:.2f} s", flush=True)
 
     trainer(args, args.warm_up + args.pairs, after).train()
     pairs = pairs[args.warm_up :]
@@ -197,12 +200,12 @@ def measured(args) -> dict:
 
 
 def alone(args) -> None:
-    """Three steps of one of the two; prints the most memory that the process had, in bytes."""
+    """Two steps of one of the two; prints the most memory that the process had, in bytes."""
     if args.memory == "trl":
-        trainer(args, 3, lambda facts: None).train()
+        trainer(args, 2, lambda facts: None).train()
     else:
         here = Here(args)
-        for k in range(3):
+        for k in range(2):
             here.step(k)
     print(memory("VmHWM"))
 

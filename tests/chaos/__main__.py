@@ -41,11 +41,18 @@ def main() -> int:
         "versions": versions(),
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        work = Path(folder)
-        report["runs"] = trials(args.kills, work, args.seed) if args.kills else {"trials": []}
+        runs, others = (Path(folder) / name for name in ("runs", "others"))
+        runs.mkdir()
+        others.mkdir()
+        report["runs"] = trials(args.kills, runs, args.seed) if args.kills else {"trials": []}
         for name in args.others:
             started = time.perf_counter()
-            about = OTHERS[name](work)
+            try:
+                about = OTHERS[name](others)
+            except (
+                RuntimeError
+            ) as fault:  # it could not be killed, or its undisturbed twin failed: the others are still tried
+                about = {"faults": [str(fault)]}
             report[name] = {**about, "seconds": round(time.perf_counter() - started, 1)}
             print(f"{name}: {about.get('skipped') or '; '.join(about['faults']) or 'the same end'}", flush=True)
     write_json(args.out, report)

@@ -191,7 +191,7 @@ def ray(work: Path) -> dict[str, Any]:
     told: list[str] = []
     for line in process.stdout:
         told.append(line)
-        if line.strip() == "made 3":
+        if line.strip() == "made 3" and told.count(line) == 1:  # after the loss step 3 is made again
             victim = helpers(process, "ray::Worker")[0]
             os.kill(victim.pid, signal.SIGKILL)
     code = process.wait(SECONDS)

@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -253,7 +254,8 @@ def trials(count: int, work: Path, seed: int) -> dict[str, Any]:
         pid = start(folder, board)
         # 0.7: a pass is sometimes faster than the undisturbed run's mean, and the moment then falls into what follows
         if not kill(pid, board, phase, entry, 0.7 * share * seconds[index] / begun[index]):
-            continue  # it was over before the moment came
+            shutil.rmtree(folder)  # it was over before the moment came, and would be over at once the next time
+            continue
         row = {"aimed_at": phase, "entry": entry, "hit": board.at_work_on, "checkpoint": last_saved(folder)}
         row["metrics_until"] = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=-1)
         faults = after_the_kill(folder, board)
