@@ -5,17 +5,20 @@
 One quantity varies at a time around a base. Agents, rollouts and prompts are varied with the built-in agents, which learn from
 each other; length and width with one model of random weights, whose answers are as long as they may be and whose rewards are
 made up. The growth of each part is the slope of log seconds against log quantity, over the larger half of the values, where
-fixed costs no longer hide it: 1 is linear, 2 quadratic. Memory is the most that the process had in a step (Linux), less what
-it had before the agents were made.
+fixed costs no longer hide it: 1 is linear, 2 quadratic. Every value is measured in a process of its own. Memory is the most
+that it had in a step (Linux), less what it had after a small step, before the agents were made. δ_step is 0, since more
+mini-batches would else shut the band within a step, and foreign rollouts cost less.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import statistics
 import time
 import zlib
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -44,12 +47,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "scaling.json")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    one_step(**BASE, repeats=1)  # kernels, verifier processes
     rows = []
     for name, (base, values) in VARIED.items():
         for value in values:
-            rows.append({"varies": name, "value": value, **one_step(**{**base, name: value}, repeats=args.repeats)})
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+                found = process.submit(alone, **{**base, name: value}, repeats=args.repeats).result()
+            rows.append({"varies": name, "value": value, **found})
             print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
     frame = pd.DataFrame(rows)
     report = {
@@ -77,6 +80,13 @@ def made_up(response: str, gold: str) -> float:
     return float(zlib.crc32(response.encode()) % 2)
 
 
+def alone(repeats: int, **setting: int) -> dict[str, float]:
+    """What `one_step` finds in a new process, after a small step that loads what is loaded once."""
+    torch.set_num_threads(1)
+    one_step(**{**BASE, "prompts": 2}, repeats=1)
+    return one_step(**setting, repeats=repeats)
+
+
 def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, repeats: int) -> dict[str, float]:
     """Median seconds of each part of a HACPO step, and its peak memory."""
     gc.collect()
@@ -86,7 +96,7 @@ def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, rep
     problems = hk.load_problems("arithmetic", split="train")
     config = hk.Config.preset(
         "hacpo" if agents > 1 else "gspo", n=n, prompts_per_step=prompts, max_new_tokens=new_tokens, lr=1e-6, minibatch=64,
-        microbatch_tokens=4096, rollout_batch=64,
+        microbatch_tokens=4096, rollout_batch=64, delta_step=0.0,
     )  # fmt: skip
     found: list[dict[str, float]] = []
     for k in range(repeats + 1):

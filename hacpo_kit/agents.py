@@ -349,22 +349,33 @@ def align(
     return ids, attention, attention[:, left:].bool()
 
 
+# Tokens from which on a pass takes about as long as it has tokens (two CPU cores, models of 0.2 to 135 million parameters),
+# and the share of a larger pass that may not be padding. Updates of the built-in agents take two thirds of the time.
+WORTH_A_PASS, FULL = 512, 0.8
+
+
 def microbatches(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], tokens: int
 ) -> Iterator[list[int]]:
     """Rows sorted by length, in groups that `align` pads to at most `tokens` (a single longer row stands alone).
 
+    A group ends earlier where the next row would make more than a fifth of it padding, unless it is then so small that
+    a pass costs more than the padding does.
+
     >>> list(microbatches([[1], [1], [1], [1]], [[2] * 4, [2], [2] * 3, [2]], tokens=8))
     [[1, 3], [2], [0]]
     """
     group: list[int] = []
-    left = right = 0
+    left = right = held = 0
     for row in sorted(range(len(prompts)), key=lambda i: (len(responses[i]), len(prompts[i]))):
+        own = len(prompts[row]) + len(responses[row])
         left, right = max(left, len(prompts[row])), max(right, len(responses[row]))
-        if group and (len(group) + 1) * (left + right) > tokens:
+        padded = (len(group) + 1) * (left + right)
+        if group and (padded > tokens or (held >= WORTH_A_PASS and held + own < FULL * padded)):
             yield group
-            group, left, right = [], len(prompts[row]), len(responses[row])
+            group, held, left, right = [], 0, len(prompts[row]), len(responses[row])
         group.append(row)
+        held += own
     if group:
         yield group
 

@@ -111,7 +111,8 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
     if not agent.half or batch.pool.updates.get(agent.name) != agent.updates:
         return None
     old: dict[int, Tensor] = {}
-    for part in (part for rows in order[1:] for part in _that_teach(batch, rows, config)):
+    parts = (_that_teach(agent, batch, rows, m, config) for m, rows in enumerate(order) if m)
+    for part in (part for both in parts for part in both):
         for micro in _passes(agent, batch, part, config):
             if batch.own[micro[0]]:
                 some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
@@ -121,15 +122,18 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
     return old
 
 
-def _that_teach(batch: Batch, rows: Sequence[int], config: Config) -> tuple[list[int], list[int]]:
+def _that_teach(agent: Agent, batch: Batch, rows: Sequence[int], m: int, config: Config) -> tuple[list[int], list[int]]:
     """Rows that are computed with their gradient, and rows that get a pass forward first, a third of the work.
 
-    Advantage 0, without a KL, leaves no gradient, nor does a clipped ratio, which half of the foreign rollouts or more have.
+    Advantage 0, without a KL, leaves no gradient, nor does a clipped ratio, which half of the foreign rollouts or more have
+    and, after the first mini-batch, half of the own. A token-level clip leaves the other tokens' gradient. In half precision
+    an own ratio is only right in the pass that also had the old log-probabilities.
     """
+    unclipped = m == 0 or agent.half or config.ratio == "token"
     at_once, first = [], []
     for i in rows:
-        certain = bool(batch.own[i]) and (config.beta > 0 or bool(batch.advantages[i] != 0))
-        (at_once if certain else first).append(i)
+        certain = config.beta > 0 or (unclipped and bool(batch.advantages[i] != 0))
+        (at_once if batch.own[i] and certain else first).append(i)
     return at_once, first
 
 
@@ -144,7 +148,7 @@ def _one_update(
     own_count = int(batch.own[rows].sum())
     compute = partial(_compute, agent, batch, rows, m=m, config=config, old=old)
     try:
-        teach, uncertain = _that_teach(batch, rows, config)
+        teach, uncertain = _that_teach(agent, batch, rows, m, config)
         with torch.no_grad():
             for micro in _passes(agent, batch, uncertain, config):
                 seen |= compute(micro)

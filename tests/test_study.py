@@ -64,6 +64,12 @@ def test_the_figures_in_the_readme_are_those_of_the_study(frame, readme):
     assert quoted == readme.block(usable)
 
 
+def test_the_measured_figures_in_the_readme_are_those_of_the_reports(readme):
+    begin, end = readme.MEASURED
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.split(begin)[1].split(end)[0].strip() == readme.measured()
+
+
 @pytest.mark.parametrize("agents", KINDS)
 def test_sharing_is_ahead_early_and_with_three_quarters_of_the_rollouts(frame, agents):
     """What the paper is about, on each kind of heterogeneity: more accurate at step 4, whole interval above 0, and cheaper."""

@@ -1,5 +1,6 @@
 """update(): accumulation, order, reduction to GSPO, refusals, and what it reports."""
 
+import copy
 import dataclasses
 import json
 
@@ -54,6 +55,11 @@ def test_accumulation_does_not_change_the_gradient(scored, monkeypatch, method):
     torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-6)
 
 
+def everything_at_once(agent, batch, rows, m, config):
+    """As if each rollout had a gradient."""
+    return list(rows), []
+
+
 @pytest.mark.parametrize(("method", "more"), [("hacpo", {}), ("gspo", {}), ("grpo", {}), ("hacpo", {"beta": 0.1})])
 def test_rollouts_without_a_gradient_get_a_pass_forward_only(scored, monkeypatch, method, more):
     agents, pool, capability = scored
@@ -70,8 +76,8 @@ def test_rollouts_without_a_gradient_get_a_pass_forward_only(scored, monkeypatch
     monkeypatch.setattr(agents[0], "logprobs", watch)
     found = []
     for everything in (False, True):
-        if everything:  # as if each had a gradient
-            monkeypatch.setattr("hacpo_kit.updates._that_teach", lambda batch, rows, config: (list(rows), []))
+        if everything:
+            monkeypatch.setattr("hacpo_kit.updates._that_teach", everything_at_once)
         learned.clear()
         agents[0].updates = 0
         with monkeypatch.context() as patch:
@@ -82,12 +88,40 @@ def test_rollouts_without_a_gradient_get_a_pass_forward_only(scored, monkeypatch
     assert whole.norm() > 1e-3 and 0 < count < every == len(batch)
 
 
+def test_clipped_own_rollouts_of_later_mini_batches_get_a_pass_forward_only(scored, monkeypatch):
+    agents, pool, capability = scored
+    config = hk.Config.preset("gspo", minibatch=8, lr=1e-4, warmup=0)
+    batch, found = hk.advantage(pool, agents[0], capability, config), []
+    for everything in (False, True):
+        agent, learned = copy.deepcopy(agents[0]), []
+        agent.model.double()  # in float32 AdamW makes full steps of rounding
+        logprobs = agent.logprobs
+
+        def watch(prompts, *args, learned=learned, logprobs=logprobs, **kwargs):
+            learned += [len(prompts)] * torch.is_grad_enabled()
+            return logprobs(prompts, *args, **kwargs)
+
+        agent.logprobs = watch
+        if everything:
+            monkeypatch.setattr("hacpo_kit.updates._that_teach", everything_at_once)
+        found.append((hk.update(agent, batch, config), agent.model.state_dict(), sum(learned)))
+    (some, weights_some, count), (whole, weights_whole, every) = found
+    clipped = sum(int((part.clipped & (part.advantages != 0)).sum()) for part in whole.minibatches)
+    without = sum(int((part.advantages == 0).sum()) for part in whole.minibatches)
+    assert clipped and count == every - clipped - without and every == len(batch)
+    for one, two in zip(some.minibatches, whole.minibatches, strict=True):
+        np.testing.assert_allclose(one.ratio, two.ratio, rtol=1e-6)
+        assert (one.clipped == two.clipped).all() and one.grad_norm == pytest.approx(two.grad_norm, rel=1e-6)
+    for name, value in weights_whole.items():
+        torch.testing.assert_close(weights_some[name], value, rtol=0, atol=1e-9, msg=name)
+
+
 def test_what_is_reported_does_not_depend_on_the_passes(scored, monkeypatch):
     agents, pool, capability = scored
     config = hk.Config.preset("hacpo", minibatch=4096, lr=0.0)
     batch = hk.advantage(pool, agents[0], capability, config)
     [some] = hk.update(agents[0], batch, config).minibatches
-    monkeypatch.setattr("hacpo_kit.updates._that_teach", lambda batch, rows, config: (list(rows), []))
+    monkeypatch.setattr("hacpo_kit.updates._that_teach", everything_at_once)
     agents[0].updates = 0  # the same order of rollouts again
     [whole] = hk.update(agents[0], batch, config).minibatches
     assert some.clipped.any() and (some.clipped == whole.clipped).all() and (some.index == whole.index).all()
@@ -270,7 +304,7 @@ def poisoned(agent, batch, row, way):
     [
         ("nan", "objective", {}),
         ("huge", "importance ratio", {}),
-        ("gradient", "gradient", {}),
+        ("gradient", "gradient", {"minibatch": 4096}),  # in a later mini-batch it can be clipped, and has none
         ("gradient", "gradient", {"beta": 0.1}),
         ("nan", "objective", {"method": "grpo"}),
     ],
@@ -279,10 +313,10 @@ def test_the_rollout_with_a_number_that_is_not_finite_is_named_and_kept(scored, 
     agents, pool, capability = scored
     agent, config = agents[0], hk.Config.preset(**{"method": "hacpo", "minibatch": 8, **settings})
     batch = hk.advantage(pool, agent, capability, config)
+    order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, 0))
     # one that occurs once, with a positive advantage: its clip gives a finite objective even at an infinite ratio
     row = next(i for i, ids in enumerate(batch.response_ids)
                if batch.own[i] and batch.advantages[i] > 0 and batch.response_ids.count(ids) == 1)  # fmt: skip
-    order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, 0))
     m = next(m for m, rows in enumerate(order) if row in rows)
     poisoned(agent, batch, row, way)
     r = batch.rollouts[row]
