@@ -676,6 +676,8 @@ def test_distinct_counts_texts_and_boxed_answers(pool):
     assert table.loc["qwen3-sums", "answers"].tolist() == [1, 1]  # one box twice; two texts without a box
     assert table.loc["llama-differences", "texts"].tolist() == [1, 1]
     assert table["rollouts"].tolist() == [2] * 4
+    for source in pool.agents:
+        assert paid(pool).metrics(source)["distinct_answers"] == table.loc[source, "answers"].mean()
 
 
 def test_an_agent_that_wrote_nothing_and_a_pool_without_rewards_are_refused(pool, tiny_agent):
