@@ -38,6 +38,9 @@ VARIED = {
     "agents": (BASE, [1, 2, 3, 4]), "n": (BASE, [4, 8, 16, 32]), "prompts": (BASE, [8, 16, 32, 64]),
     "new_tokens": (RANDOM, [12, 24, 48, 96]), "width": (RANDOM, [64, 128, 256, 512]),
 }  # fmt: skip
+TOLD = {
+    "agents": "agents", "n": "rollouts per prompt", "prompts": "prompts", "new_tokens": "tokens of an answer", "width": "width",
+}  # fmt: skip
 ONES = ("qwen3-sums", "llama-differences", "qwen3-small-differences", "llama-novice")
 
 
@@ -124,11 +127,14 @@ def picture(frame: pd.DataFrame):
     at = {
         name: rows.set_index(rows["value"] / base[name])["step"] for name, rows in frame.groupby("varies", sort=False)
     }
-    curves = pd.DataFrame({name: values / values.loc[1.0] for name, values in at.items()})
+    curves = pd.DataFrame({TOLD[name]: values / values.loc[1.0] for name, values in at.items()})
     curves.index.name = "quantity / its base value"
-    return hk.plots.lines(
-        curves, title="time of a step, one thing varied at a time", y="step time / that of the base", log="xy"
+    figure = hk.plots.lines(
+        curves, title="Time of a step, one thing varied at a time", y="step time / that of the base", log="xy"
     )
+    figure.update_xaxes(tickvals=[0.5, 1, 2, 4, 8], ticktext=["½", "1", "2", "4", "8"])
+    figure.update_yaxes(tickvals=[0.5, 1, 2, 4, 8, 16], ticktext=["½", "1", "2", "4", "8", "16"])
+    return figure
 
 
 if __name__ == "__main__":

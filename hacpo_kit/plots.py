@@ -152,10 +152,11 @@ def lines(
     log: str = "",
     level: float | None = None,
 ) -> Figure:
-    """One line a column against the index; `bands` gives a column its low and high, `level` a dotted horizontal line.
+    """One line a column against the index, through the values it has; `bands` gives a column its low and high.
 
-    `colors` and `dashes`: for each column a place in COLORS and a name in DASHES; `log`: "x", "y" or "xy" for logarithmic
-    axes, which have no place for values of 0 and below (ValueError). `x` defaults to the name of the index.
+    `colors` and `dashes`: for each column a place in COLORS and a name in DASHES; `level`: a dotted horizontal line; `log`: "x",
+    "y" or "xy" for logarithmic axes, which have no place for values of 0 and below (ValueError). `x` defaults to the name of
+    the index.
     """
     for axis, values in (("x", curves.index), ("y", curves.to_numpy())):
         if axis in log and (np.asarray(values, float) <= 0).any():
@@ -166,8 +167,11 @@ def lines(
         color = COLORS[(colors[place] if colors else place) % len(COLORS)]
         if bands and column in bands:
             _band(fig, pd.DataFrame(dict(zip(("low", "high"), bands[column], strict=True))), color, column)
+        known = curves[
+            column
+        ].dropna()  # a column may have values at some places only: its line goes from one to the next
         fig.add_scatter(
-            x=curves.index, y=curves[column], name=plain(column, 200), mode="lines+markers", legendgroup=column, showlegend=True,
+            x=known.index, y=known, name=plain(column, 200), mode="lines+markers", legendgroup=column, showlegend=True,
             line={"color": color, "dash": dashes[place] if dashes else "solid"},
         )  # fmt: skip
     if pd.api.types.is_integer_dtype(curves.index) and len(curves) <= 24 and "x" not in log:
