@@ -42,11 +42,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "boxed_math.json")
     args = parser.parse_args()
-    before = speeds(args.answers, args.repeats, args.workers, seed=0)
+    rewards._pool().close()
+    before = speeds(args.answers, args.repeats, args.workers)
+    measured = {worker.process.pid for worker in rewards._pool().every}
     print(f"before: {before['gsm8k']:.0f} GSM8K-like and {before['math']:.0f} MATH-like answers a second", flush=True)
     storm = weather(args.storm, args.timeout, args.workers, progress=True)
     print(f"storm: {storm}", flush=True)
-    after = speeds(args.answers, args.repeats, args.workers, seed=args.repeats)
+    for worker in list(rewards._pool().every):
+        if worker.process.pid in measured:  # it would remember what it is asked again
+            rewards._pool()._drop(worker)
+    after = speeds(args.answers, args.repeats, args.workers)
     print(f"after:  {after['gsm8k']:.0f} GSM8K-like and {after['math']:.0f} MATH-like answers a second", flush=True)
     write_json(
         args.out,
@@ -63,14 +68,17 @@ def main() -> None:
 # ── speed ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def speeds(answers: int, repeats: int, workers: int, seed: int) -> dict[str, float]:
-    """Median answers a second of both kinds; every pass has numbers of its own, so that nothing is remembered."""
+def speeds(answers: int, repeats: int, workers: int) -> dict[str, float]:
+    """Median answers a second of both kinds; every pass has numbers of its own, so that nothing is remembered.
+
+    Other numbers change the speed by a tenth, so both measurements have the same.
+    """
     kinds = {"gsm8k": gsm8k, "math": math}
     rewards.score([(r"\boxed{0.50}", "0.5"), (r"\boxed{0.50}", "0.25")] * workers, workers=workers)  # workers are there
     rates: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(repeats):
         for name, make in kinds.items():  # taking turns: what else the machine does, both feel
-            pairs = make(answers, random.Random(f"{name}/{seed + number}"))
+            pairs = make(answers, random.Random(f"{name}/{number}"))
             start = time.perf_counter()
             verdicts = rewards.score(pairs, workers=workers)
             rates[name].append(len(pairs) / (time.perf_counter() - start))
