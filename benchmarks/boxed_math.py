@@ -12,7 +12,6 @@ gets a verdict, no item is at work longer than its limit, and the workers' memor
 from __future__ import annotations
 
 import argparse
-import platform
 import random
 import statistics
 import threading
@@ -22,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from measuring import surroundings
 
 from hacpo_kit import rewards
 from hacpo_kit.files import write_json
-from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 WANTED = {"gsm8k": 800, "math": 300}  # answers a second on two cores
@@ -59,8 +58,7 @@ def main() -> None:
             "answers_per_second": before, "answers_per_second_after_the_storm": after, "wanted": WANTED,
             "after_to_before": {name: after[name] / before[name] for name in WANTED}, "storm": storm,
             "answers": args.answers, "repeats": args.repeats, "workers": args.workers,
-            "machine": platform.machine(), "processors": psutil.cpu_count(), "load": psutil.getloadavg()[0],
-            "versions": versions(),
+            **surroundings(),
         },
     )  # fmt: skip
 

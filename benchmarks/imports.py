@@ -9,17 +9,15 @@ name is loaded when it is first used; so it is also timed with every public func
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
+from measuring import surroundings
 
 from hacpo_kit.files import write_json
-from hacpo_kit.saving import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = "import hacpo_kit as hk; [getattr(hk, name) for name in hk.__all__ if name not in hk._MODULES]"
@@ -46,8 +44,7 @@ def main() -> None:
         args.out,
         {
             "seconds": medians, "to_torch": to_torch, "wanted": WANTED, "repeats": args.repeats,
-            "machine": platform.machine(), "processors": psutil.cpu_count(), "load": psutil.getloadavg()[0],
-            "versions": versions(),
+            **surroundings(),
         },
     )  # fmt: skip
 

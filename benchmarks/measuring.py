@@ -1,9 +1,10 @@
-"""What several benchmarks share: the parts of a step, the memory of a process, and what stands beside every measurement."""
+"""What several benchmarks share: parts of a step, memory of a process, a made-up reward, what stands beside a measurement."""
 
 from __future__ import annotations
 
 import os
 import platform
+import zlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ def surroundings(*packages: str) -> dict[str, Any]:
         "load_average": [round(x, 1) for x in os.getloadavg()], "cores": os.cpu_count(), "machine": platform.machine(),
         "versions": {**versions(), **{name: version(name) for name in packages}},
     }  # fmt: skip
+
+
+def random_reward(response: str, gold: str) -> float:
+    """A reward of 0 or 1 that the text decides and the problem does not."""
+    return float(zlib.crc32(response.encode()) % 2)
 
 
 def memory(which: str) -> int:

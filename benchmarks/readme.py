@@ -12,6 +12,7 @@ import contextlib
 from pathlib import Path
 
 import pandas as pd
+from scaling import TOLD
 
 from hacpo_kit import compare, plots
 from hacpo_kit.files import read_json, write_text
@@ -259,16 +260,9 @@ def chaos() -> list[tuple[str, str, str]]:
 def growth() -> str:
     """Exponents of a step's parts."""
     found = report("scaling")["growth"]
-    told = {
-        "agents": "agents",
-        "n": "rollouts per prompt",
-        "prompts": "prompts",
-        "new_tokens": "tokens of an answer",
-        "width": "width",
-    }
     parts = {"step": "step", "rollout": "rollout", "update": "update", "peak_bytes": "memory"}
     cells = "; ".join(
-        f"{told[name]}: {', '.join(f'{parts[part]} {of[part]:.2f}' for part in parts if part in of)}"
+        f"{TOLD[name]}: {', '.join(f'{parts[part]} {of[part]:.2f}' for part in parts if part in of)}"
         for name, of in found.items()
     )
     return (

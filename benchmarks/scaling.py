@@ -17,14 +17,13 @@ import gc
 import multiprocessing
 import statistics
 import time
-import zlib
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from measuring import PARTS, memory, surroundings
+from measuring import PARTS, memory, random_reward, surroundings
 from transformers import AutoModelForCausalLM
 
 import hacpo_kit as hk
@@ -78,11 +77,6 @@ def random_agent(width: int) -> hk.Agent:
     return hk.Agent(AutoModelForCausalLM.from_config(config, dtype=torch.float32), like.tokenizer, name="random")
 
 
-def made_up(response: str, gold: str) -> float:
-    """A reward of 0 or 1 that has nothing to do with the problem."""
-    return float(zlib.crc32(response.encode()) % 2)
-
-
 def alone(repeats: int, **setting: int) -> dict[str, float]:
     """What `one_step` finds in a new process, after a small step that loads what is loaded once."""
     torch.set_num_threads(1)
@@ -95,7 +89,7 @@ def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, rep
     gc.collect()
     before = memory("VmRSS")
     ours = [random_agent(width)] if width else hk.load_agents(ONES[:agents], device="cpu")
-    paid = made_up if width else boxed_math
+    paid = random_reward if width else boxed_math
     problems = hk.load_problems("arithmetic", split="train")
     config = hk.Config.preset(
         "hacpo" if agents > 1 else "gspo", n=n, prompts_per_step=prompts, max_new_tokens=new_tokens, lr=1e-6, minibatch=64,

@@ -1,9 +1,12 @@
 """Shared fixtures: agents as good as new for every test, small problem sets, tokenizers that show one thing each."""
 
 import copy
+import importlib
 import itertools
 import os
+import sys
 from functools import cache
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported: no test asks a network
 os.environ["OMP_NUM_THREADS"] = "1"  # as below, in the processes and kernels that tests start
@@ -47,6 +50,15 @@ GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}  # la
 @cache
 def _loaded(name):
     return hk.load_agent(name, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def script():
+    """script("readme"): the module of a file in benchmarks/, which finds its neighbours there."""
+    folder = str(Path(__file__).resolve().parent.parent / "benchmarks")
+    sys.path.append(folder)
+    yield importlib.import_module
+    sys.path.remove(folder)
 
 
 @pytest.fixture

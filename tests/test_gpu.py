@@ -1,8 +1,6 @@
 """benchmarks/gpu.py, with tiny shapes on the CPU: its figures, its FLOPs, and what it does where time or memory is short."""
 
-import importlib.util
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +16,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def gpu():
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+def gpu(script):
+    return script("gpu")
 
 
 @pytest.fixture

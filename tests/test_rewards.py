@@ -1,6 +1,5 @@
 """The verifier: which answers are paid, and that nothing an answer contains can stop, slow or mislead the others."""
 
-import importlib.util
 import json
 import math
 import os
@@ -282,12 +281,9 @@ def test_deep_nesting_ends_in_a_verdict():
 
 
 @pytest.fixture(scope="module")
-def benchmark():
+def benchmark(script):
     """benchmarks/boxed_math.py, whose hostile responses are used here, too."""
-    spec = importlib.util.spec_from_file_location("boxed_math_benchmark", ROOT / "benchmarks" / "boxed_math.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("boxed_math")
 
 
 def test_a_storm_of_hostile_responses(benchmark):

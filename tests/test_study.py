@@ -1,6 +1,5 @@
 """The committed study: that it is whole, that README quotes it, and that the paper's headline holds in it."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -21,12 +20,9 @@ def frame():
 
 
 @pytest.fixture(scope="module")
-def readme():
+def readme(script):
     """The script that writes README's figures."""
-    spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("readme")
 
 
 def test_the_study_is_the_one_of_its_yaml_file(frame):
