@@ -215,7 +215,8 @@ class Agent:
     ) -> tuple[Float[Tensor, "rollout token"], Bool[Tensor, "rollout token"]]:
         """Log-probability of every response token, log-softmax of logits / T in float32 (nats), and the mask of real tokens.
 
-        Differentiable; the one scoring function for sources and learners. `model` defaults to the agent's own.
+        Differentiable; the one scoring function for sources and learners. `model` defaults to the agent's own. What is there
+        several times is computed once.
         Raises RuntimeError while the weights rest in host memory.
         """
         if self.offload is not None and not self.offload.users["weights"]:
@@ -224,7 +225,10 @@ class Agent:
                 "uses the result's gradient"
             )
         model = self.model if model is None else model
-        ids, attention, mask = (t.to(self.device) for t in align(prompts, responses, self.pad_id))
+        pairs = list(zip(map(tuple, prompts), map(tuple, responses), strict=True))
+        place = {pair: row for row, pair in enumerate(dict.fromkeys(pairs))}
+        rows = torch.tensor([place[pair] for pair in pairs], device=self.device)
+        ids, attention, mask = (t.to(self.device) for t in align(*zip(*place, strict=True), self.pad_id))
         width = mask.shape[1]
         positions = (attention.cumsum(-1) - 1).clamp(min=0)
         with self._recomputing(model):
@@ -237,7 +241,8 @@ class Agent:
             ).logits
         # what follows the last token is nobody's business; to cut its logits off would copy all others
         following = torch.nn.functional.pad(ids[:, -width:], (0, 1))
-        return token_logprobs(logits, following, temperature=temperature)[:, :-1], mask
+        logp = token_logprobs(logits, following, temperature=temperature)[:, :-1]
+        return logp[rows], mask[rows]
 
     # ── optimiser ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -359,23 +364,27 @@ def microbatches(
 ) -> Iterator[list[int]]:
     """Rows sorted by length, in groups that `align` pads to at most `tokens` (a single longer row stands alone).
 
-    A group ends earlier where the next row would make more than a fifth of it padding, unless it is then so small that
-    a pass costs more than the padding does.
+    Equal rows stay together and count once, as `Agent.logprobs` computes them once. A group ends earlier where the next row
+    would make more than a fifth of it padding, unless it is then so small that a pass costs more than the padding does.
 
-    >>> list(microbatches([[1], [1], [1], [1]], [[2] * 4, [2], [2] * 3, [2]], tokens=8))
+    >>> list(microbatches([[1], [1], [1], [1]], [[2] * 4, [2], [2] * 3, [3]], tokens=8))
     [[1, 3], [2], [0]]
+    >>> list(microbatches([[1], [1], [1]], [[2, 3], [4, 5], [2, 3]], tokens=3))
+    [[0, 2], [1]]
     """
+    rows = [(tuple(p), tuple(r)) for p, r in zip(prompts, responses, strict=True)]
     group: list[int] = []
-    left = right = held = 0
-    for row in sorted(range(len(prompts)), key=lambda i: (len(responses[i]), len(prompts[i]))):
-        own = len(prompts[row]) + len(responses[row])
-        left, right = max(left, len(prompts[row])), max(right, len(responses[row]))
-        padded = (len(group) + 1) * (left + right)
-        if group and (padded > tokens or (held >= WORTH_A_PASS and held + own < FULL * padded)):
-            yield group
-            group, held, left, right = [], 0, len(prompts[row]), len(responses[row])
-        group.append(row)
-        held += own
+    last, left, right, count, held = None, 0, 0, 0, 0  # lengths of the longest, number and tokens of the different rows
+    for i in sorted(range(len(rows)), key=lambda i: (len(rows[i][1]), len(rows[i][0]), rows[i])):
+        prompt, response = rows[i]
+        if rows[i] != last:
+            left, right, own = max(left, len(prompt)), max(right, len(response)), len(prompt) + len(response)
+            padded = (count + 1) * (left + right)
+            if group and (padded > tokens or (held >= WORTH_A_PASS and held + own < FULL * padded)):
+                yield group
+                group, left, right, count, held = [], len(prompt), len(response), 0, 0
+            last, count, held = rows[i], count + 1, held + own
+        group.append(i)
     if group:
         yield group
 

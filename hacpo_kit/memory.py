@@ -327,12 +327,12 @@ class Shape:
     def score(self, rows: int, prompt: int, answer: int, config: Config) -> int:
         """Bytes alive while the log-probabilities of `rows` answers are computed."""
         with torch.no_grad(), _without_contents(), Peak() as peak:
-            self.agent.logprobs([[0] * prompt] * rows, [[0] * answer] * rows, temperature=config.temperature)
+            self.agent.logprobs(*_different(rows, prompt, answer), temperature=config.temperature)
         return peak.most
 
     def update(self, rows: int, prompt: int, answer: int, config: Config) -> int:
         """Bytes of gradients, activations and logits in an update, and of what the optimiser's step needs."""
-        agent, some = self.agent, ([[0] * prompt] * rows, [[0] * answer] * rows)
+        agent, some = self.agent, _different(rows, prompt, answer)
         self.kept(config)
         optimizer = agent.prepare_update(config)
         with _without_contents(), Peak() as peak:
@@ -349,6 +349,11 @@ class Shape:
             optimizer.step()
             optimizer.zero_grad()
         return peak.most
+
+
+def _different(rows: int, prompt: int, answer: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and answers of these lengths, no two equal, since equal ones would be computed once."""
+    return [[row] * prompt for row in range(rows)], [[0] * answer] * rows
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,11 @@ def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointin
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     agent = hk.Agent(model, shape.agent.tokenizer, name="real")
-    some, (optimizer, kept) = ([[1] * 12] * rows, [[2] * 12] * rows), (agent.prepare_update(settings), 0)
+    some = (
+        [[1 + i % 30, 1 + i // 30] * 6 for i in range(rows)],
+        [[2] * 12] * rows,
+    )  # different ones: equal ones cost one
+    optimizer, kept = agent.prepare_update(settings), 0
 
     def update():
         logp, mask = agent.logprobs(*some)

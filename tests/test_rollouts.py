@@ -164,6 +164,27 @@ def test_a_prompt_asked_often_is_read_once(qwen, problems, monkeypatch):
     assert read[0][0] == 3 and read[1] == (15, 1)
 
 
+def test_equal_rollouts_are_computed_once_and_each_counts_in_the_gradient(qwen, monkeypatch):
+    qwen.model.double()
+    prompts, responses = [(1, 2), (1, 2), (3,), (1, 2), (3,)], [(5, 6), (7,), (5, 6), (5, 6), (5, 6)]
+    counts = torch.arange(1.0, 6, dtype=torch.float64)
+
+    def gradient(rows):
+        qwen.model.zero_grad()
+        logp, mask = qwen.logprobs([prompts[i] for i in rows], [responses[i] for i in rows])
+        ((logp * mask).sum(1) * counts[rows]).sum().backward()
+        return logp.detach(), torch.cat([p.grad.flatten() for p in qwen.model.parameters() if p.grad is not None])
+
+    alone = [gradient([i]) for i in range(5)]
+    read, forward = [], qwen.model.forward
+    monkeypatch.setattr(qwen.model, "forward", lambda **given: read.append(len(given["input_ids"])) or forward(**given))
+    logp, together = gradient(list(range(5)))
+    assert read == [3]
+    for row, (one, _) in zip(logp, alone, strict=True):
+        torch.testing.assert_close(row[: one.shape[1]], one[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(together, sum(g for _, g in alone), rtol=1e-4, atol=5e-5)  # log-probs are in float32
+
+
 def test_log_probs_of_the_engine_stand_where_some_of_them_are_looked_at_and_agree(qwen, problems, monkeypatch):
     counted = []
     logprobs = qwen.logprobs
@@ -418,15 +439,20 @@ def test_a_model_that_gives_nan_is_named_with_its_rollouts(tiny_agent, problems,
         hk.rollout(agent, problems[:1], n=2, **QUIET)
 
 
+ROW = st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(1, 3))  # lengths, and the token it consists of
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 120))
-def test_micro_batches_hold_every_row_once_and_are_padded_within_the_budget(lengths, budget):
-    prompts, responses = [[1] * p for p, _ in lengths], [[2] * r for _, r in lengths]
+@given(st.lists(ROW, min_size=1, max_size=40), st.integers(1, 120))
+def test_micro_batches_hold_every_row_once_and_are_padded_within_the_budget(rows, budget):
+    prompts, responses = [[t] * p for p, _, t in rows], [[t] * r for _, r, t in rows]
     groups = list(microbatches(prompts, responses, budget))
-    assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
+    assert sorted(i for g in groups for i in g) == list(range(len(rows)))
     for g in groups:
-        ids, *_ = align([prompts[i] for i in g], [responses[i] for i in g], 0)
-        assert len(g) == 1 or ids.numel() <= budget
+        different = [rows.index(row) for row in {rows[i] for i in g}]
+        ids, *_ = align([prompts[i] for i in different], [responses[i] for i in different], 0)
+        assert len(different) == 1 or ids.numel() <= budget
+    assert len({(n, rows[i]) for n, g in enumerate(groups) for i in g}) == len(set(rows))  # equal ones are in one group
 
 
 # ── from one tokenizer to another ────────────────────────────────────────────────────────────────────────────────
