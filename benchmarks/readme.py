@@ -207,11 +207,12 @@ def to_accuracy() -> list[tuple[str, str, str]]:
 def update_memory() -> list[tuple[str, str, str]]:
     """Peak of an update, to the least it needs."""
     found = report("update_memory")
-    told = ", ".join(f"{ratio:.2f} for {count}" for count, ratio in found["to_least"].items())
+    told = ", ".join(f"{r['process_to_least']:.2f} for {r['rollouts']}" for r in found["rows"])
+    given = max(r["allocated_to_least"] for r in found["rows"])
     return [(
         f"peak memory of an update of SmolLM2-135M in float32, rollouts of {found['response_tokens']} tokens, to weights, "
         "gradients, AdamW's moments and the activations of one micro-batch",
-        f"{told} rollouts",
+        f"the process {told} rollouts; PyTorch's allocator {given:.2f} for each",
         "`update_memory.py FOLDER`",
     )]  # fmt: skip
 

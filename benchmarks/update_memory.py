@@ -4,8 +4,9 @@
 
 At least: weights, gradients, the two moments of AdamW, and the activations of one micro-batch, which a process of its own
 measures: one pass forward and backward over as many tokens. Rollouts are 128 made-up tokens each, with made-up rewards, and
-scored by the model, so that every one of them has a gradient. Each number is a process of its own: the most memory that it
-had in the update (Linux), less what it had before the model was loaded but after an update of a tiny one: libraries.
+scored by the model, so that every one of them has a gradient. Each number of rollouts is a process of its own, after an
+update that made the moments. Two peaks: what the process had (Linux), less what it had with the libraries alone, so with all
+freed memory that it kept; and, in a second update, what PyTorch's allocator had given out at once (its profiler's events).
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import argparse
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from measuring import memory, surroundings
+from torch.profiler import ProfilerActivity, profile
 
 import hacpo_kit as hk
 from hacpo_kit.files import write_json
@@ -26,6 +30,7 @@ from hacpo_kit.rollouts import score
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = 128  # of a response
+MINIBATCH = 64
 WANTED = 1.3
 
 
@@ -43,17 +48,21 @@ def main() -> None:
     if args.alone is not None:
         print(*alone(args))
         return
-    activations, kept = in_a_process(0)
+    kept, activations = in_a_process(0)
     least = kept + activations
-    peaks = {count: in_a_process(count)[0] for count in args.rollouts}
+    peaks = {count: in_a_process(count) for count in args.rollouts}
     report = {
         "model": Path(args.model).name, "response_tokens": TOKENS, "microbatch_tokens": args.microbatch_tokens,
         "weights_gradients_moments_bytes": kept, "activations_of_one_microbatch_bytes": activations,
-        "peak_bytes": peaks, "to_least": {count: round(peak / least, 3) for count, peak in peaks.items()},
+        "rows": [
+            {"rollouts": count, "allocated_bytes": given, "process_bytes": process,
+             "allocated_to_least": round(given / least, 3), "process_to_least": round(process / least, 3)}
+            for count, (given, process) in peaks.items()
+        ],
         "wanted": WANTED, **surroundings(),
     }  # fmt: skip
     write_json(args.out, report)
-    print({k: report[k] for k in ("peak_bytes", "to_least")})
+    print(*report["rows"], sep="\n")
 
 
 def in_a_process(count: int) -> list[int]:
@@ -66,25 +75,41 @@ def in_a_process(count: int) -> list[int]:
 
 
 def alone(args) -> tuple[int, int]:
-    """Peak of an update, or activations of one micro-batch; and bytes of weights, gradients and moments."""
+    """Of an update its peaks, by the allocator and by the process; for no rollouts, what is kept and one micro-batch."""
     tiny = hk.load_agent("llama-novice", device="cpu")
     one_update(tiny, made_up(tiny, 8, hk.Config(n=8)), hk.Config(n=8))
     before = memory("VmRSS")
     agent = hk.load_agent(args.model, name="a", device="cpu", dtype="float32")
     weights = sum(p.nbytes for p in agent.model.parameters())
     config = hk.Config.preset(
-        "gspo", microbatch_tokens=args.microbatch_tokens, n=8, minibatch=64, lr=1e-6, warmup=0
+        "gspo", microbatch_tokens=args.microbatch_tokens, n=8, minibatch=MINIBATCH, lr=1e-6, warmup=0
     )  # fmt: skip
-    pool = made_up(agent, args.alone or 8, config)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     if not args.alone:
-        loaded, width = memory("VmRSS"), len(pool.rollouts[0].prompt_ids) + TOKENS
+        pool = made_up(agent, -(-args.microbatch_tokens // TOKENS), config)
+        width = max(len(r.prompt_ids) for r in pool) + TOKENS
         some = pool.rollouts[: args.microbatch_tokens // width] or pool.rollouts[:1]
-        logp, mask = agent.logprobs([r.prompt_ids for r in some], [r.token_ids for r in some])
-        (logp * mask).sum().backward()
-        return memory("VmHWM") - loaded - weights, 4 * weights
+
+        def pass_():
+            logp, mask = agent.logprobs([r.prompt_ids for r in some], [r.token_ids for r in some])
+            (logp * mask).sum().backward()
+
+        pass_()  # gradients stay, so that what follows are activations only
+        return 4 * weights, allocated(pass_)
+    one_update(agent, made_up(agent, MINIBATCH, config), config)
+    pool = made_up(agent, args.alone, config)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     one_update(agent, pool, config)
-    return memory("VmHWM") - before, 4 * weights
+    process = memory("VmHWM") - before
+    # weights and moments are there before; the allocator's events begin with the update
+    return 3 * weights + allocated(lambda: one_update(agent, pool, config)), process
+
+
+def allocated(work: Callable[[], None]) -> int:
+    """Most bytes that PyTorch's allocator had given out at once while the work ran, over those before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = [(e.start_ns(), e.nbytes()) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate(size for _, size in sorted(events)))
 
 
 def one_update(agent: hk.Agent, pool: Pool, config: hk.Config) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -260,8 +261,9 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
     foreign = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
     omega = dict.fromkeys(taught_by, 1.0) | {s: capability.ratio(s, agent.name) for s in foreign}
     kept, prompts, responses = [], [], []
+    tokens = learner_tokens(pool, agent, config.count_eos)
     for row, rollout in enumerate(rollouts):
-        view = _learner_tokens(pool, rollout, agent, config.count_eos)
+        view = tokens(rollout)
         if isinstance(view, str):
             left_out[view] = left_out.get(view, 0) + 1
             continue
@@ -302,10 +304,17 @@ def solved_prompts(rollouts: Sequence[Rollout], learner: str) -> set[str]:
     return solved
 
 
-def _learner_tokens(pool: Pool, rollout: Rollout, agent: Agent, count_eos: bool):
-    """Prompt and response of a rollout in the learner's tokens, or the reason why the learner cannot use it."""
-    if rollout.source == agent.name:
-        return rollout.prompt_ids, rollout.token_ids  # own rollouts keep the sampled ids
-    if rollout.hazard:
-        return rollout.hazard
-    return agent.view(pool.problem(rollout.problem), rollout.text, ended=rollout.ended and count_eos)
+def learner_tokens(pool: Pool, agent: Agent, count_eos: bool) -> Callable[[Rollout], tuple | str]:
+    """A function that gives a rollout's prompt and response in the learner's tokens, or why the learner cannot use it."""
+    asked = {r.problem: r.prompt_ids for r in pool if r.source == agent.name}
+
+    @cache  # a model that has nearly learned a problem gives the same answer again and again
+    def view(problem: str, text: str, ended: bool):
+        return agent.view(pool.problem(problem), text, ended=ended, prompt=asked.get(problem, ()))
+
+    def tokens(rollout: Rollout):
+        if rollout.source == agent.name:
+            return rollout.prompt_ids, rollout.token_ids  # own rollouts keep the sampled ids
+        return rollout.hazard or view(rollout.problem, rollout.text, rollout.ended and count_eos)
+
+    return tokens

@@ -186,13 +186,17 @@ class Agent:
         """Text of an answer as the model wrote it: no clean-up of spaces, control tokens left visible."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def view(self, problem: Problem, text: str, *, ended: bool) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
+    def view(
+        self, problem: Problem, text: str, *, ended: bool, prompt: tuple[int, ...] = ()
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
         """A foreign answer in this agent's tokens (prompt, response), or the reason why it cannot be used.
+
+        `prompt` has the prompt's tokens where they are known: a template takes longer than the answer's own tokens.
 
         Reasons: "lossy_reencoding" (the tokens do not give the text back), "control_token" (the text would become one
         here), "empty" (no token to score), "too_long" (prompt and answer do not fit; never cut).
         """
-        prompt = self.encode_prompt(problem.prompt)
+        prompt = prompt or self.encode_prompt(problem.prompt)
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if self.decode(ids) != text:
             return "lossy_reencoding"

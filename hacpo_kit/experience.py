@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hacpo_kit.advantages import Capability, _learner_tokens, advantage
+from hacpo_kit.advantages import Capability, advantage, learner_tokens
 from hacpo_kit.agents import Agent, as_list, microbatches
 from hacpo_kit.config import Config
 from hacpo_kit.files import remove_leftovers, replacing
@@ -259,6 +259,7 @@ def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) 
 
     used, problems = row_of >= 0, {p.id: p for p in pool.problems}
     own = [r.source == agent.name for r in rollouts]
+    tokens = learner_tokens(pool, agent, config.count_eos)
     columns = {
         "learner": agent.name,
         "source": [r.source for r in rollouts],
@@ -272,7 +273,7 @@ def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) 
         "status": [r.status for r in rollouts],
         "own": own,
         "minibatch": pd.array(seen(lambda p: p.updates_made, -1, np.int32), dtype="Int32"),
-        "left_out": ["" if u else _why(pool, r, agent, config) for u, r in zip(used, rollouts, strict=True)],
+        "left_out": ["" if u else _why(r, tokens) for u, r in zip(used, rollouts, strict=True)],
         "source_mean_logp": np.array(
             [r.mean_logp(config.count_eos or mine) for r, mine in zip(rollouts, own, strict=True)], np.float32
         ),
@@ -287,11 +288,11 @@ def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) 
     return frame
 
 
-def _why(pool: Pool, rollout: Any, agent: Agent, config: Config) -> str:
+def _why(rollout: Any, tokens: Callable) -> str:
     """The reason for which `advantage` left a rollout out of this learner's batch."""
     if rollout.reward is None:
         return "unscorable"
-    view = _learner_tokens(pool, rollout, agent, config.count_eos)
+    view = tokens(rollout)
     return view if isinstance(view, str) else "not in these stats"
 
 
