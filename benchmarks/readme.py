@@ -196,10 +196,12 @@ def to_accuracy() -> list[tuple[str, str, str]]:
     for method, told in methods.items():
         of = {pair.removeprefix("tiny-"): ratios[method] for pair, ratios in found["over_gspo"].items()}
         cells = [
-            f"{pair} **{r['seconds']:.2f}** / **{r['rollouts']:.2f}** / {r['tokens']:.2f}" for pair, r in of.items()
+            f"{pair} **{r['seconds']:.2f}** / **{r['rollouts']:.2f}** / {r['tokens']:.2f} "
+            f"({r['seconds_between']:.2f} / {r['rollouts_between']:.2f} / {r['tokens_between']:.2f})"
+            for pair, r in of.items()
         ]
         seeds = f"to those of gspo; medians of {found['seeds']} seeds: {told}"
-        what = f"wall time / rollouts / tokens until {found['level']:.0%} is held, {seeds}"
+        what = f"wall time / rollouts / tokens until {found['level']:.0%} is held (between steps, linearly), {seeds}"
         rows.append((what, "; ".join(cells), "`time_to_accuracy.py`"))
     return rows
 

@@ -4,7 +4,9 @@
 
 Accuracy is the mean of the agents' avg@1 (greedy) on the test problems after every step; it is held from the first step at and
 after which it stays at or above the level. Seconds are those of the steps, without evaluation; the methods take turns, so that
-other load meets all. A run that does not get there counts as infinitely long; medians over seeds are reported. `hacpo_n4` is
+other load meets all. A run that does not get there counts as infinitely long; medians over seeds are reported. A step is a
+third of the way for some methods, so costs are also given `between` steps: where a straight line from the accuracy of the step
+before crosses the level. `hacpo_n4` is
 hacpo with half of the rollouts per prompt: two agents then have as many answers to a prompt, and as large an update, as one
 alone.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -23,7 +26,7 @@ import hacpo_kit as hk
 from hacpo_kit.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
-COSTS = ("seconds", "rollouts", "tokens")
+COSTS = ("seconds", "rollouts", "tokens", "seconds_between", "rollouts_between", "tokens_between")
 FURTHER = {"hacpo_n4": {"method": "hacpo", "n": 4}}
 
 
@@ -62,14 +65,20 @@ def cost(pair: str, method: str, seed: int, args) -> dict[str, float] | None:
     )
     config = hk.Config.preset(**{"method": method, "seed": seed, **FURTHER.get(method, {})})
     run = hk.train(agents, problems, config, args.steps, test=test, eval_every=1, progress="off")
-    reached = [statistics.mean(a["avg@1"] for a in line["agents"].values()) >= args.level for line in run.history]
-    held = next((k for k in range(1, len(reached)) if all(reached[k:])), None)
+    accuracy = [statistics.mean(a["avg@1"] for a in line["agents"].values()) for line in run.history]
+    held = next((k for k in range(1, len(accuracy)) if min(accuracy[k:]) >= args.level), None)
     if held is None:
         return None
-    seconds = sum(line[f"seconds_{part}"] for line in run.history[1 : held + 1] for part in PARTS)
-    return {
-        "step": held, "seconds": round(seconds, 2), **{k: run.history[held][k] for k in ("rollouts", "tokens")}
-    }  # fmt: skip
+    spent = [sum(line.get(f"seconds_{part}", 0) for part in PARTS) for line in run.history]
+    total = {
+        "seconds": list(accumulate(spent)),
+        **{k: [line[k] for line in run.history] for k in ("rollouts", "tokens")},
+    }
+    before, after = accuracy[held - 1 : held + 1]
+    part = max(0.0, (args.level - before) / (after - before))  # 0: it was there before, and fell below in between
+    costs = {k: round(of[held], 2) for k, of in total.items()}
+    between = {f"{k}_between": round(of[held - 1] + part * (of[held] - of[held - 1]), 2) for k, of in total.items()}
+    return {"step": held, **costs, **between}
 
 
 def medians(runs: dict[str, list[dict | None]]) -> dict[str, dict[str, float | None]]:

@@ -231,7 +231,6 @@ class Agent:
         model = self.model if model is None else model
         pairs = list(zip(map(tuple, prompts), map(tuple, responses), strict=True))
         place = {pair: row for row, pair in enumerate(dict.fromkeys(pairs))}
-        rows = torch.tensor([place[pair] for pair in pairs], device=self.device)
         ids, attention, mask = (t.to(self.device) for t in align(*zip(*place, strict=True), self.pad_id))
         width = mask.shape[1]
         positions = (attention.cumsum(-1) - 1).clamp(min=0)
@@ -246,7 +245,10 @@ class Agent:
         # what follows the last token is nobody's business; to cut its logits off would copy all others
         following = torch.nn.functional.pad(ids[:, -width:], (0, 1))
         logp = token_logprobs(logits, following, temperature=temperature)[:, :-1]
-        return logp[rows], mask[rows]
+        if len(place) < len(pairs):
+            rows = torch.tensor([place[pair] for pair in pairs], device=self.device)
+            logp, mask = logp[rows], mask[rows]
+        return logp, mask
 
     # ── optimiser ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -294,10 +296,9 @@ class Agent:
 
         transformers recomputes only in training mode, which would also switch dropout on.
         """
-        layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
-        if not torch.is_grad_enabled() or not layers:
-            yield
-            return
+        layers = []
+        if torch.is_grad_enabled():
+            layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
         for layer in layers:
             layer.training = True
         try:
@@ -349,13 +350,19 @@ def align(
     Returns ids and attention `[rollout, prompt + response]` and the response mask `[rollout, response]`, from lengths.
     """
     left, right = max(map(len, prompts)), max(map(len, responses))
-    ids = torch.full((len(prompts), left + right), pad_id, dtype=torch.long)
-    attention = torch.zeros_like(ids)
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        start, end = left - len(prompt), left + len(response)
-        ids[row, start:end] = torch.tensor([*prompt, *response])
-        attention[row, start:end] = 1
-    return ids, attention, attention[:, left:].bool()
+    pad = [pad_id]
+    ids = torch.tensor(
+        [
+            [*pad * (left - len(prompt)), *prompt, *response, *pad * (right - len(response))]
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+    )
+    first, end = (
+        torch.tensor(n)[:, None] for n in ([left - len(p) for p in prompts], [left + len(r) for r in responses])
+    )
+    columns = torch.arange(left + right)
+    attention = (columns >= first) & (columns < end)
+    return ids, attention.long(), attention[:, left:]
 
 
 # Tokens from which on a pass takes about as long as it has tokens (two CPU cores, models of 0.2 to 135 million parameters),

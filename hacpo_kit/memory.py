@@ -7,7 +7,7 @@ import copy
 import importlib.util
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def out_of_memory(agent: Agent, doing: str, remedy: str) -> Iterator[None]:
-    """Turns a device's lack of memory into a MemoryError that names agent, work and remedy, and frees what the work held."""
+def out_of_memory(agent: Agent, doing: str, remedy: str | Callable[[], str]) -> Iterator[None]:
+    """Turns a device's lack of memory into a MemoryError that names agent, work and remedy, and frees what the work held.
+
+    A remedy that takes time to find is given as a function, which is called when it is needed.
+    """
     try:
         yield
         return
@@ -45,6 +48,7 @@ def out_of_memory(agent: Agent, doing: str, remedy: str) -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)  # its frames hold the activations, for as long as anybody keeps it
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    remedy = remedy() if callable(remedy) else remedy
     raise MemoryError(
         f"agent {agent.name!r} ran out of memory on {agent.device}, {doing} ({reason}); {remedy}. "
         "A run goes on from its last checkpoint: hk.resume(folder, changes={…}) for settings, loading={…} for agents"

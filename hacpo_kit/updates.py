@@ -208,7 +208,7 @@ def _compute(
     """A pass forward over a part of the mini-batch `rows` and, where gradients are on, its part of the gradient."""
     some = [[p[i] for i in micro] for p in (batch.prompt_ids, batch.response_ids)]
     doing = f"mini-batch {m}: the gradient of {told(*some)}; the weights are as before this mini-batch"
-    with out_of_memory(agent, doing, smaller_passes(micro, config.microbatch_tokens, agent)):
+    with out_of_memory(agent, doing, partial(smaller_passes, micro, config.microbatch_tokens, agent)):
         objective, ratio, hit, kl = _micro_objective(agent, batch, micro, m, config, old)
         _check_finite(agent, batch, micro, m, objective, ratio, kl)
         if torch.is_grad_enabled():
