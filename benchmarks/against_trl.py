@@ -96,6 +96,7 @@ class Here:
             "seconds": seconds, "rollouts": len(pool), "sampled_tokens": pool.tokens,
             "prompt_tokens": sum(len(r.prompt_ids) for r in pool), "updates": own["updates"], "reward": own["reward"],
             "with_advantage": int((result.batches["here"].advantages != 0).sum()),
+            "different": len({(r.prompt_ids, r.token_ids) for r in pool}),
         }  # fmt: skip
 
 
@@ -132,6 +133,7 @@ def trainer(args, steps: int, after):
         facts.update(
             rollouts=len(paid), reward=sum(paid) / len(paid), with_advantage=args.n * sum(len(set(g)) > 1 for g in groups),
             prompt_tokens=sum(len(agent.tokenizer(p)["input_ids"]) for p in prompts),
+            different=len({(p, tuple(ids)) for p, ids in zip(prompts, completion_ids, strict=True)}),
             sampled_tokens=sum(next((i + 1 for i, t in enumerate(ids) if t in ends), len(ids)) for ids in completion_ids),
         )  # fmt: skip
         return paid

@@ -178,11 +178,13 @@ def against_trl() -> list[tuple[str, str, str]]:
         runs = [report(file) for file in files if (ROOT / "reports" / f"{file}.json").exists()]
         cells = []
         for run in runs:
-            share = run["work"]["here"]["with_advantage"] / run["work"]["here"]["rollouts"]
-            cells.append(f"**{run['time_ratio']:.2f}** / **{run['memory_ratio']:.2f}** ({share:.0%})")
+            work = run["work"]["here"]
+            share, other = work["with_advantage"] / work["rollouts"], work["different"] / work["rollouts"]
+            cells.append(f"**{run['time_ratio']:.2f}** / **{run['memory_ratio']:.2f}** ({share:.0%}, {other:.0%})")
         trl = runs[0]["versions"]["trl"]
         what = (
-            f"a GSPO step, time / peak memory to those of TRL {trl}'s GRPOTrainer: {told} (rollouts with an advantage)"
+            f"a GSPO step, time / peak memory to those of TRL {trl}'s GRPOTrainer: {told} (rollouts with an advantage, "
+            "different ones)"
         )
         rows.append((what, "; with random rewards ".join(cells), "`against_trl.py`"))
     return rows

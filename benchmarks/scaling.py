@@ -5,9 +5,10 @@
 One quantity varies at a time around a base. Agents, rollouts and prompts are varied with the built-in agents, which learn from
 each other; length and width with one model of random weights, whose answers are as long as they may be and whose rewards are
 made up. The growth of each part is the slope of log seconds against log quantity, over the larger half of the values, where
-fixed costs no longer hide it: 1 is linear, 2 quadratic. Every value is measured in a process of its own. Memory is the most
-that it had in a step (Linux), less what it had after a small step, before the agents were made. δ_step is 0, since more
-mini-batches would else shut the band within a step, and foreign rollouts cost less.
+fixed costs no longer hide it: 1 is linear, 2 quadratic. Every value is measured in processes of its own, one in each of
+several rounds over all values, so that other load meets all; the median counts. Memory is the most that it had in a step
+(Linux), less what it had after a small step, before the agents were made. δ_step is 0, since more mini-batches would else shut
+the band within a step, and foreign rollouts cost less.
 """
 
 from __future__ import annotations
@@ -46,21 +47,24 @@ ONES = ("qwen3-sums", "llama-differences", "qwen3-small-differences", "llama-nov
 def main() -> None:
     """Measures, fits and writes the JSON and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="steps in a process")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "scaling.json")
     args = parser.parse_args()
-    rows = []
-    for name, (base, values) in VARIED.items():
-        for value in values:
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-                found = process.submit(alone, **{**base, name: value}, repeats=args.repeats).result()
-            rows.append({"varies": name, "value": value, **found})
-            print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for round_ in range(args.rounds):
+        for name, (base, values) in VARIED.items():
+            for value in values:
+                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+                    one = process.submit(alone, **{**base, name: value}, repeats=args.repeats).result()
+                found.setdefault((name, value), []).append(one)
+                print(round_, name, value, {k: round(v, 4) for k, v in one.items()}, flush=True)
+    rows = [{"varies": name, "value": value, **middle(ones)} for (name, value), ones in found.items()]
     frame = pd.DataFrame(rows)
     report = {
         "base": BASE, "base_random": RANDOM, "rows": rows,
         "growth": {name: growth(frame[frame["varies"] == name]) for name in VARIED},
-        "repeats": args.repeats, "threads": 1, **surroundings(),
+        "repeats": args.repeats, "rounds": args.rounds, "threads": 1, **surroundings(),
     }  # fmt: skip
     write_json(args.out, report)
     args.out.with_suffix(".png").write_bytes(picture(frame).png())
@@ -103,9 +107,14 @@ def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, rep
         found.append({"step": time.perf_counter() - start, "peak_bytes": memory("VmHWM") - before})
         found[-1] |= {part: result.metrics[f"seconds_{part}"] for part in PARTS}
     some = found[1:]  # the first makes the optimisers' states
-    return {key: statistics.median(f[key] for f in some) for key in some[0]} | {
+    return middle(some) | {
         "rollouts": len(result.pool), "rollouts_learned": sum(a["rollouts_used"] for a in result.metrics["agents"].values()),
     }  # fmt: skip
+
+
+def middle(found: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each number."""
+    return {key: statistics.median(f[key] for f in found) for key in found[0]}
 
 
 def growth(frame: pd.DataFrame) -> dict[str, float]:

@@ -519,6 +519,21 @@ def test_own_rollouts_keep_the_sampled_ids_and_only_foreign_text_is_re_encoded(t
     assert source_means(others)[0] == pytest.approx(pool.rollouts[0].logps.mean())
 
 
+def test_the_same_foreign_answer_to_a_problem_is_read_once_and_the_prompt_not_again(pair, problems, say, monkeypatch):
+    qwen, llama = pair
+    say(qwen, [r"\boxed{2}", r"\boxed{2}", r"\boxed{3}"])
+    say(llama, [r"\boxed{4}"])
+    pool = hk.rollout(pair, problems[:2], n=3, **QUIET)
+    whole, view, read = seen_by(llama, pool), llama.view, []
+    monkeypatch.setattr(
+        llama, "view", lambda problem, text, **how: read.append((problem.id, text)) or view(problem, text, **how)
+    )
+    monkeypatch.setattr(llama, "encode_prompt", lambda prompt: pytest.fail("its own rollouts have the prompt's tokens"))
+    batch = seen_by(llama, pool)
+    assert sorted(read) == sorted((p.id, text) for p in problems[:2] for text in (r"\boxed{2}", r"\boxed{3}"))
+    assert batch.response_ids == whole.response_ids and batch.prompt_ids == whole.prompt_ids and len(batch) == 12
+
+
 def spoiled(agent, what):
     encode = agent.tokenizer
     return {
