@@ -107,7 +107,7 @@ class Config:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("eps_low", "eps_high"):  # inf: no bound
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("alpha", "delta_step", "beta", "weight_decay", "warmup", "lr", "adam_eps"):
+        for name in ("alpha", "delta_step", "beta", "weight_decay", "warmup", "lr"):
             _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, and finite")
         _require(0 <= self.delta <= 1, "delta", self.delta, "between 0 and 1, since the band is 1 − δ to 1")
         _require(
@@ -115,6 +115,9 @@ class Config:
             "temperature",
             self.temperature,
             "above 0 and finite: greedy answers have no log-probability",
+        )
+        _require(
+            0 < self.adam_eps < math.inf, "adam_eps", self.adam_eps, "above 0 and finite: it keeps 0 / 0 out of a step"
         )
         _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
         for name in ("beta1", "beta2"):

@@ -121,22 +121,30 @@ class Lines:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete JSON lines of a file; a last line without a line end was cut by a stop and does not count.
 
-    Raises ValueError, naming file and line, for a line that is no JSON.
+    Raises ValueError, naming file and line, for a line that is no JSON object.
     """
     if not path.exists():
         return []
     rows = []
     for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n")[:-1], start=1):
         try:
-            rows += [json.loads(line)] if line else []
+            row = json.loads(line) if line else None
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number} of {path} is no JSON ({error})") from None
+        if line and not isinstance(row, dict):
+            raise ValueError(f"line {number} of {path} is no JSON object: {line[:80]}")
+        rows += [row] if line else []
     return rows
 
 
 def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
     """Drops what a stopped run wrote after its last checkpoint; those steps are made again."""
-    rows = [row for row in read_lines(path) if row["step"] <= step]
+    rows = read_lines(path)
+    if wrong := [row for row in rows if type(row.get("step")) is not int]:
+        raise ValueError(
+            f"{path} has a line without a whole number as its step: {str(wrong[0])[:80]}; remove that line"
+        )
+    rows = [row for row in rows if row["step"] <= step]
     if path.exists():
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return rows

@@ -536,6 +536,11 @@ def _as_prompt(value) -> str | tuple[Message, ...]:
                 raise ValueError(f"a chat message needs text under 'role' and 'content', not {message!r}")
         # Parquet gives every message every key, None where it was not there.
         value = tuple({key: item for key, item in message.items() if item is not None} for message in value)
+        try:
+            further = [{k: item for k, item in m.items() if k not in ("role", "content")} for m in value]
+            json.dumps(further, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"a chat message must be JSON ({error}), not {value!r}") from None
         said = "".join(message["content"] for message in value)
     elif _missing(value):
         said = ""

@@ -124,10 +124,11 @@ def _call(fn: Callable, response: str, gold: str, index: int) -> Verdict:
         if isinstance(reward, str | bytes):
             raise TypeError
         number = float(reward)
-    except (TypeError, ValueError):
-        raise ValueError(f"item {index}: the reward function returned {given!r}, not a number or a Verdict") from None
-    if not math.isfinite(number):
-        error = ValueError(f"item {index}: the reward function returned {given!r}; a reward must be finite")
+        problem = "; a reward must be finite" if not math.isfinite(number) else ""
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        problem = ", not a number or a Verdict"
+    if problem:
+        error = ValueError(f"item {index}: the reward function returned {repr(given)[:80]}{problem}")
         error.item = index
         raise error
     # the plain number, also of a Verdict: numpy's and torch's scalars are no JSON

@@ -181,6 +181,12 @@ def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
     if has_adapter(agent.model):  # the agent's folder has them merged in, which cannot be undone exactly
         (folder / "adapters").mkdir(exist_ok=True)
         save_file(adapter_tensors(agent.model), folder / "adapters" / f"{agent.name}.safetensors")
+    bad = [name for name, weights in agent.model.named_parameters() if not weights.isfinite().all()]
+    if bad:
+        raise FloatingPointError(
+            f"agent {agent.name!r} has weights that are not finite ({len(bad)} tensors, the first {bad[0]}), so that it is not "
+            "saved; checkpoints before it are as they were. Try a lower lr or weight_decay"
+        )
     tensors = {} if agent.optimizer is None else agent.optimizer.tensors()
     (folder / "optimizers").mkdir(exist_ok=True)
     save_file(tensors, folder / "optimizers" / f"{agent.name}.safetensors")
@@ -288,7 +294,12 @@ def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
     """Saves the run's state as its newest checkpoint and removes the oldest ones beyond `KEEP`; OSError if it cannot."""
     remove_leftovers(Path(run) / "checkpoints")  # half a checkpoint of a killed run takes the room that this one needs
     later = [c for c in checkpoints(run) if int(c.name.removeprefix("step-")) > state.step]
-    folder = save(Path(run) / "checkpoints" / f"step-{state.step:06d}", agents, state)
+    folder = Path(run) / "checkpoints" / f"step-{state.step:06d}"
+    if (
+        folder.exists() and not (folder / "state.json").exists()
+    ):  # a checkpoint that lost a file; the run went back before it
+        remove_folder(folder)
+    save(folder, agents, state)
     for damaged in later:  # or the run would not have gone back before them
         remove_folder(damaged)
     for old in checkpoints(run)[:-KEEP]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import operator
 import os
 import signal
 import sys
@@ -209,13 +210,16 @@ def train(
     below 1; and for a change of what a run is, such as its method or seed (`changes.FIXED`). Raises WorkerLost if a worker
     is lost without `out`, or time and again in the same step.
     """
-    for name, interval in (("eval_every", eval_every), ("eval_k", eval_k), ("save_every", save_every)):
-        if interval < 1:
-            raise ValueError(f"{name}={interval}: it must be at least 1")
-    if steps < 1:
-        raise ValueError(f"steps={steps}: it must be at least 1")
-    if record_every < 0:
-        raise ValueError(f"record_every={record_every}: it must be 0 (never) or more")
+    steps, eval_every, eval_k, save_every = (
+        _count(name, value, "at least 1", least=1)
+        for name, value in (
+            ("steps", steps),
+            ("eval_every", eval_every),
+            ("eval_k", eval_k),
+            ("save_every", save_every),
+        )
+    )
+    record_every = _count("record_every", record_every, "0 (never) or more", least=0)
     agents = as_list(agents)
     with Interrupt() as watch:
         losses, changes = Counter(), dict(changes or {})
@@ -229,6 +233,17 @@ def train(
                 if out is None:
                     raise
                 _replace_workers(Path(out), agents, lost, losses)
+
+
+def _count(name: str, value: Any, wanted: str, *, least: int) -> int:
+    """A whole number, also numpy's; 2.5 steps would never be the last."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: it must be {wanted}, and a whole number")
+    return number
 
 
 def _train(
@@ -518,8 +533,9 @@ def _record(
 
 def _open_run(folder: Path, record: dict, config: Config, agents, state: State) -> tuple[State, list[dict[str, Any]]]:
     """Starts a run folder, or goes on from its last checkpoint."""
+    planned = None
     if (folder / "run.json").exists():
-        _check_same(folder, record, config)
+        planned = _check_same(folder, record, config)
     elif folder.exists() and {p.name for p in folder.iterdir() if not p.name.endswith(".tmp")} - {
         "config.json",
         ".lock",
@@ -527,6 +543,8 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
         raise ValueError(f"{folder} is not empty and holds no run; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder, folder / "checkpoints")
+    if planned is not None and not checkpoints(folder):
+        _check_not_done(folder, planned)
     for name, content in (("config.json", config.to_dict()), ("run.json", record)):
         path = folder / name
         if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != content:
@@ -545,8 +563,22 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
     return state, history
 
 
-def _check_same(folder: Path, record: dict, config: Config) -> None:
-    """A run goes on only as what it was; its length and its intervals may change."""
+def _check_not_done(folder: Path, planned: int) -> None:
+    """Without a checkpoint a stopped run begins anew, with a warning; a finished one is refused, which would lose its record."""
+    done = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=0)
+    if done >= planned and not (folder / "checkpoints").exists():  # it is there while the first one is written
+        raise ValueError(
+            f"{folder} has all its {planned} steps on record and no checkpoint, so it cannot go on; choose another folder, or "
+            "remove this one to train anew"
+        )
+    if done:
+        warnings.warn(
+            f"{folder} has no checkpoint: its {done} recorded steps are made again from step 1 on", stacklevel=5
+        )
+
+
+def _check_same(folder: Path, record: dict, config: Config) -> int:
+    """A run goes on only as what it was; its length and its intervals may change. Returns the length it was to have."""
     old = read_record(folder)
     differences = Config.read(folder / "config.json").differences(config)
     memory = differences.pop("microbatch_tokens", None)  # may change, or nobody could go on after running out of memory
@@ -585,6 +617,7 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
     other += [f"microbatch_tokens {memory[0]} → {memory[1]}"] if memory else []
     if other:
         warnings.warn(f"{folder} was begun with other {', '.join(other)}: it does not end bit for bit", stacklevel=5)
+    return old["steps"]
 
 
 # ── progress and stops ───────────────────────────────────────────────────────────────────────────────────────────

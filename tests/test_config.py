@@ -128,7 +128,7 @@ def test_did_you_mean_is_silent_when_nothing_is_near():
         ("beta", -1, "0 or more"),
         ("weight_decay", -1, "0 or more"),
         ("warmup", -1, "0 or more"),
-        ("adam_eps", -1, "0 or more"),
+        ("adam_eps", 0, "above 0"),
         ("lr", -1, "0 or more"),
         ("lr", math.inf, "finite"),
         ("alpha", math.inf, "finite"),

@@ -446,6 +446,11 @@ def test_broken_files_say_where(name, content, message, tmp_path):
         ("a.csv", b"prompt;gold\n1;2\n", r"a\.csv has no column 'prompt'; it has 'prompt;gold'"),
         ("a.csv", b"prompt,gold\n,2\n", r"a\.csv, line 2: the prompt is missing or empty"),
         ("a.csv", b'prompt,gold\n"' + b"1" * 200_000 + b'",2\n', r"a\.csv, line 2: not valid CSV \(field larger"),
+        (
+            "a.jsonl",
+            b'{"prompt": [{"role": "user", "content": "1", "weight": NaN}], "gold": "1"}',
+            "line 1: a chat message must be JSON",
+        ),
         ("a.jsonl", b'{"prompt": 5, "gold": "1"}', "line 1: prompt must be text or a list of chat messages, not 5"),
         (
             "a.jsonl",

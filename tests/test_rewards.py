@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -528,10 +529,13 @@ def test_user_function_that_fails_gives_an_error():
     assert score([("a", ""), ("b", "")], fn=fn) == [Verdict(1.0, "correct"), Verdict(None, "error", "KeyError: 'b'")]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1.0", [1.0], Verdict(math.nan, "correct")])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, None, "1.0", [1.0], 10**400, torch.ones(2), Verdict(math.nan, "correct")]
+)
 def test_user_function_with_no_finite_number_is_refused(value):
-    with pytest.raises(ValueError, match="item 1"):
+    with pytest.raises(ValueError, match="item 1") as caught:
         score([("a", ""), ("b", "")], fn=lambda r, g: 0.0 if r == "a" else value)
+    assert caught.value.item == 1  # by which a run names agent, problem and rollout
 
 
 @pytest.mark.parametrize("setting", [{"timeout": 0}, {"timeout": math.nan}, {"workers": 0}])

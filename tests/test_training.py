@@ -315,10 +315,35 @@ def generous(response, gold):
     return 1.0
 
 
-@pytest.mark.parametrize("name", ["eval_every", "eval_k", "save_every"])
-def test_an_interval_of_zero_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name}=0: it must be at least 1"):
-        hk.train(agents(), problems("train", 20), CONFIG, 1, **{name: 0})
+@pytest.mark.parametrize("name", ["eval_every", "eval_k", "save_every", "steps"])
+@pytest.mark.parametrize("value", [0, 2.5, True, "3"])
+def test_an_interval_that_is_no_whole_number_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r}: it must be at least 1, and a whole number"):
+        hk.train(agents(), problems("train", 20), CONFIG, **{"steps": 1, name: value})
+
+
+def test_numpys_whole_numbers_are_whole_numbers(tmp_path):
+    run = hk.train(
+        agents()[0], problems("train", 20), CONFIG, np.int64(1), save_every=np.int64(1), out=tmp_path, progress="off"
+    )
+    assert run.state.step == 1 and json.loads((tmp_path / "run.json").read_text())["steps"] == 1
+
+
+def test_an_agent_without_any_reward_is_left_out_and_the_others_learn(monkeypatch):
+    """Its P̂ cannot be compared with the others': once a KeyError for every learner."""
+    pool = hk.rollout(agents(), problems("train", 4), n=4, max_new_tokens=8, progress=False)
+    first = pool.agents[0]
+    rewards = [None if r.source == first else float(r.sample % 2) for r in pool]
+    pool = pool.with_rewards(rewards, ["error" if r is None else "correct" for r in rewards])
+    capability = hk.Capability().observe(pool)
+    batches = [hk.advantage(pool, agent, capability, CONFIG) for agent in agents()]
+    assert [len(b) for b in batches] == [0, 16]
+    assert [b.left_out for b in batches] == [{"unscorable": 16, "no_capability": 16}, {"unscorable": 16}]
+    assert (batches[1].advantages != 0).all()
+    monkeypatch.setattr(hk.training, "reward", lambda pool, function: pool.with_rewards(rewards, ["error"] * 32))
+    with pytest.warns(UserWarning, match=rf"{first}.* no rollout to learn from.*no_capability"):
+        result = hk.step(agents(), problems("train", 4), hk.Capability(), CONFIG)
+    assert [len(s.minibatches) > 0 for s in result.stats.values()] == [False, True]
 
 
 def test_one_agent_and_a_plain_list_of_problems():
@@ -506,6 +531,50 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(undisturbed, tmp_pat
     with pytest.warns(UserWarning, match="step-000006 cannot be read"):
         again = hk.resume(folder, progress="off")
     assert again.state.step == 6 and same(weights(again.agents), weights(undisturbed.agents))
+
+
+def test_a_finished_run_without_checkpoints_is_refused_and_keeps_its_record(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    shutil.rmtree(folder / "checkpoints")
+    before = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"}
+    with pytest.raises(ValueError, match="all its 6 steps on record and no checkpoint"):
+        hk.resume(folder, steps=8, progress="off")
+    assert {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"} == before
+
+
+def test_a_stopped_run_without_checkpoints_begins_anew_and_says_so(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    shutil.rmtree(folder / "checkpoints")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:4]))
+    with pytest.warns(UserWarning, match="no checkpoint: its 3 recorded steps are made again"):
+        again = hk.resume(folder, progress="off")
+    assert same(weights(again.agents), weights(undisturbed.agents))
+
+
+def test_a_checkpoint_that_lost_its_state_gives_way_to_the_one_made_again(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+    (folder / "checkpoints" / "step-000006" / "state.json").unlink()
+    with pytest.warns(UserWarning, match="going back to step-000004"):
+        again = hk.resume(folder, progress="off")
+    assert same(weights(again.agents), weights(undisturbed.agents))
+    assert restore_newest(folder, agents()).step == 6
+
+
+def test_weights_that_are_not_finite_are_not_saved(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, folder)
+
+    def spoil(result):
+        spoiled[0].model.get_input_embeddings().weight.data[0, 0] = float("nan")
+
+    spoiled = agents()
+    with pytest.raises(FloatingPointError, match=r"'qwen3-sums' has weights that are not finite \(1 tensors"):
+        hk.resume(folder, steps=7, agents=spoiled, callbacks=[spoil], progress="off")
+    assert [c.name for c in checkpoints(folder)][-1] == "step-000006"
 
 
 def test_when_no_checkpoint_can_be_read_nothing_starts_over(undisturbed, tmp_path):
@@ -700,6 +769,16 @@ def test_a_damaged_line_is_named(changed, tmp_path, name):
     lines = (tmp_path / "run" / name).read_text().splitlines(keepends=True)
     (tmp_path / "run" / name).write_text("".join([lines[0], "no JSON\n", *lines[1:]]))
     with pytest.raises(ValueError, match=rf"line 2 of .*{name} is no JSON"):
+        hk.resume(tmp_path / "run", steps=7, progress="off")
+
+
+@pytest.mark.parametrize("name", ["changes.jsonl", "metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("line", ["5", "null", '{"a": 1}', '{"step": NaN}', '{"step": "x"}'])
+def test_a_line_that_is_no_step_is_named(changed, tmp_path, name, line):
+    shutil.copytree(changed.folder, tmp_path / "run")
+    with (tmp_path / "run" / name).open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=rf"{name} (is no JSON object|has a line without a whole number)"):
         hk.resume(tmp_path / "run", steps=7, progress="off")
 
 
@@ -1025,13 +1104,15 @@ def test_a_number_that_is_not_finite_ends_the_run_and_its_rollouts_are_kept(tmp_
             r"agent 'llama-differences': the log-probabilities of \d+ rollouts are not finite",
         )
 
+    every = 2 if kind == "log-prob" else 1  # weights that are not finite would not be saved
+
     def spoil(result):
         if kind == "log-prob":
             pair[1].model.get_input_embeddings().weight.data[:] = float("nan")
 
     with pytest.raises(error, match=rf"{told}.*these rollouts are in .*faults/step-00000\d-.*\.json") as caught:
         hk.train(pair, problems("train", 50), CONFIG, 6, out=folder, reward_function=function, callbacks=[spoil],
-                 save_every=1, progress="off")  # fmt: skip
+                 save_every=every, save_first=True, progress="off")  # fmt: skip
     (path,) = (folder / "faults").iterdir()
     kept = json.loads(path.read_text())
     assert str(path) in str(caught.value)
@@ -1042,7 +1123,7 @@ def test_a_number_that_is_not_finite_ends_the_run_and_its_rollouts_are_kept(tmp_
         assert {"prompt", "text", "prompt_ids", "token_ids", "logps", "reward"} <= r.keys()
         assert r["prompt"] and "nan" in r["logps"] if kind == "log-prob" else len(r["logps"]) == len(r["token_ids"])
     assert ("advantage" in kept["rollouts"][0]) == (kind == "gradient")
-    assert checkpoints(folder)[-1].name == f"step-{made:06d}"
+    assert checkpoints(folder)[-1].name == f"step-{made if every == 1 else 0:06d}"
     if kind == "gradient":  # a fault that has gone away: the run ends as if there had been none
         again = hk.resume(folder, steps=2, progress="off")
         assert again.state.step == 2
