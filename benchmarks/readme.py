@@ -159,51 +159,77 @@ def report(name: str) -> dict:
 def measured() -> str:
     """What the benchmarks found, as far as their reports are there, a row each, and how a step grows."""
     rows: list[tuple[str, str, str]] = []
-    for of in (against_trl, to_accuracy, update_memory, verifier, imports, chaos):
+    for of in (step, against_trl, to_accuracy, update_memory, verifier, imports, chaos):
         with contextlib.suppress(FileNotFoundError):
             rows += of()
     lines = ["| | measured | with |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join([*lines, "", growth()])
+    return "\n".join([*lines, "", NOTES, "", growth()])
+
+
+NOTES = (
+    "Against TRL: a step computes equal rollouts once and takes those without an advantage forward only; both help less where "
+    "answers are long and all different. TRL takes a mini-batch in one pass, in float32. Until an accuracy: time is that of the "
+    "steps, without evaluation, on one thread; a level is held from the first step at and after which it is not left; ranges are "
+    "over seeds. A step of hacpo takes longer than one of gspo, since each agent learns from the other's rollouts too."
+)
+
+
+def step() -> list[tuple[str, str, str]]:
+    """Seconds of a HACPO step."""
+    found = report("step")
+    parts = found["split_seconds"]
+    return [(
+        f"a step of hacpo: `{found['agents']}`, {found['prompts']} prompts × {found['n']}",
+        f"{found['step_seconds']:.2f} s (rollout {parts['rollout']:.2f}, update {parts['update']:.2f}), "
+        f"{found['peak_memory_mb']} MB",
+        "`make bench`",
+    )]  # fmt: skip
 
 
 def against_trl() -> list[tuple[str, str, str]]:
     """Time and memory of a GSPO step, to those of TRL."""
-    sizes = {
-        "qwen3-sums": "the tiny `qwen3-sums`, 32 prompts × 8, up to 24 tokens",
-        "smollm2-sums": "SmolLM2-135M in float32, 16 prompts × 8, up to 64 tokens",
-    }
+    sizes = {"qwen3-sums": "the tiny `qwen3-sums`, 32 prompts × 8", "smollm2-sums": "SmolLM2-135M, 16 prompts × 8"}
     rows = []
     for name, told in sizes.items():
-        files = (f"against_trl-{name}", f"against_trl-{name}-random")
-        runs = [report(file) for file in files if (ROOT / "reports" / f"{file}.json").exists()]
-        cells = []
-        for run in runs:
-            work = run["work"]["here"]
-            share, other = work["with_advantage"] / work["rollouts"], work["different"] / work["rollouts"]
-            cells.append(f"**{run['time_ratio']:.2f}** / **{run['memory_ratio']:.2f}** ({share:.0%}, {other:.0%})")
-        trl = runs[0]["versions"]["trl"]
-        what = (
-            f"a GSPO step, time / peak memory to those of TRL {trl}'s GRPOTrainer: {told} (rollouts with an advantage, "
-            "different ones)"
-        )
-        rows.append((what, "; with random rewards ".join(cells), "`against_trl.py`"))
+        for rewards, file in ("", f"against_trl-{name}"), (", random rewards", f"against_trl-{name}-random"):
+            with contextlib.suppress(FileNotFoundError):
+                run = report(file)
+                length = run["work"]["here"]["sampled_tokens"] / run["work"]["here"]["rollouts"]
+                what = (
+                    f"a step of gspo, to TRL {run['versions']['trl']}'s: {told}, {length:.0f} tokens an answer{rewards}"
+                )
+                rows.append((what, beside_trl(run), "`against_trl.py`"))
     return rows
+
+
+def beside_trl(run: dict) -> str:
+    """Seconds, their ratio and its range, memory, and what makes the difference."""
+    here, trl = (run["seconds"][who]["median"] for who in ("here", "trl"))
+    work, ratios = run["work"]["here"], run["ratio_of_each_pair"]
+    share, other = (work[key] / work["rollouts"] for key in ("with_advantage", "different"))
+    return (
+        f"{here:.2f} s to {trl:.2f} s: **{run['time_ratio']:.2f}** "
+        f"[{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs]; "
+        f"peak memory **{run['memory_ratio']:.2f}**; {share:.0%} of the rollouts have an advantage, {other:.0%} are different"
+    )
 
 
 def to_accuracy() -> list[tuple[str, str, str]]:
     """What hacpo takes to hold an accuracy, of what gspo takes."""
     found = report("time_to_accuracy")
-    methods = {"hacpo": "hacpo", "hacpo_n4": "hacpo with n = 4, so that a group has as many answers as alone"}
+    methods = {"hacpo": "hacpo", "hacpo_n4": "hacpo with n = 4 instead of 8", "gspo_x2": "gspo_x2"}
     rows = []
     for method, told in methods.items():
-        of = {pair.removeprefix("tiny-"): ratios[method] for pair, ratios in found["over_gspo"].items()}
-        cells = [
-            f"{pair} **{r['seconds']:.2f}** / **{r['rollouts']:.2f}** / {r['tokens']:.2f} "
-            f"({r['seconds_between']:.2f} / {r['rollouts_between']:.2f} / {r['tokens_between']:.2f})"
-            for pair, r in of.items()
-        ]
-        seeds = f"to those of gspo; medians of {found['seeds']} seeds: {told}"
-        what = f"wall time / rollouts / tokens until {found['level']:.0%} is held (between steps, linearly), {seeds}"
+        cells = []
+        for pair, ratios in found["over_gspo"].items():
+            both = zip(found["runs"][pair][method], found["runs"][pair]["gspo"], strict=True)
+            times = [a["seconds"] / b["seconds"] for a, b in both if a and b]
+            cells.append(
+                f"{pair} **{ratios[method]['seconds']:.2f}** [{min(times):.2f} to {max(times):.2f}] and "
+                f"**{ratios[method]['rollouts']:.2f}**"
+            )
+        of = f"to those of gspo, medians of {found['seeds']} seeds"
+        what = f"time and rollouts until {found['level']:.0%} is held, {of}: {told}"
         rows.append((what, "; ".join(cells), "`time_to_accuracy.py`"))
     return rows
 
@@ -211,12 +237,16 @@ def to_accuracy() -> list[tuple[str, str, str]]:
 def update_memory() -> list[tuple[str, str, str]]:
     """Peak of an update, to the least it needs."""
     found = report("update_memory")
-    told = ", ".join(f"{r['process_to_least']:.2f} for {r['rollouts']}" for r in found["rows"])
-    given = max(r["allocated_to_least"] for r in found["rows"])
+    kept, pass_ = found["weights_gradients_moments_bytes"] / 1e9, found["activations_of_one_microbatch_bytes"] / 1e9
+    counts = ", ".join(str(r["rollouts"]) for r in found["rows"])
+    given = " to ".join(sorted({f"{r['allocated_bytes'] / 1e9:.1f}" for r in found["rows"]}))
+    process = [r["process_bytes"] / 1e9 for r in found["rows"]]
+    most = max(r["process_to_least"] for r in found["rows"])
     return [(
-        f"peak memory of an update of SmolLM2-135M in float32, rollouts of {found['response_tokens']} tokens, to weights, "
-        "gradients, AdamW's moments and the activations of one micro-batch",
-        f"the process {told} rollouts; PyTorch's allocator {given:.2f} for each",
+        f"memory of an update of SmolLM2-135M in float32 for {counts} rollouts of {found['response_tokens']} tokens",
+        f"PyTorch gives out {given} GB each time ({kept:.1f} for weights, gradients and moments, {pass_:.1f} for one micro-batch "
+        f"of {found['microbatch_tokens']:,} tokens); the process has {min(process):.1f} to {max(process):.1f} GB, at most "
+        f"**{most:.2f}** of that",
         "`update_memory.py FOLDER`",
     )]  # fmt: skip
 
@@ -227,15 +257,16 @@ def verifier() -> list[tuple[str, str, str]]:
     speed, after, storm = found["answers_per_second"], found["after_to_before"], found["storm"]
     return [
         (
-            f"answers that `boxed_math` checks in a second with {found['workers']} workers",
+            f"answers a second that `boxed_math` checks, {found['workers']} workers; eight to a problem, equal ones once",
             f"{speed['gsm8k']:,.0f} like GSM8K's, {speed['math']:,.0f} like MATH's",
             "`boxed_math.py`",
         ),
         (
-            f"{storm['responses']:,} hostile responses to it",
-            f"all get a verdict; at most {storm['longest_seconds_at_work']:.2f} s at work on one (limit {storm['timeout']:g} s); "
-            f"a worker has at most {storm['peak_memory_of_a_worker'] / 2**20:.0f} MiB; "
-            f"afterwards {after['gsm8k']:.2f} and {after['math']:.2f} of the speed before",
+            f"{storm['responses']:,} hostile responses to `boxed_math`, limits {storm['timeout']:g} s and "
+            f"{storm['memory_limit'] / 2**30:.0f} GiB a worker",
+            f"all get a verdict, {storm['statuses']['timeout']} of them `timeout` and {storm['statuses']['error']} `error`; "
+            f"at most {storm['longest_seconds_at_work']:.2f} s at work on one; afterwards {after['gsm8k']:.2f} and "
+            f"{after['math']:.2f} of the speed before",
             "`boxed_math.py`",
         ),
     ]
@@ -246,7 +277,7 @@ def imports() -> list[tuple[str, str, str]]:
     to = report("imports")["to_torch"]
     return [(
         "`import hacpo_kit`, to `import torch`",
-        f"{to['hacpo_kit']:.2f}; {to['every name']:.2f} with every name of it in use",
+        f"{to['hacpo_kit']:.2f}; {to['every name']:.2f} once every function and class is in use, without plots and widgets",
         "`imports.py`",
     )]  # fmt: skip
 
@@ -256,24 +287,30 @@ def chaos() -> list[tuple[str, str, str]]:
     runs = report("chaos")["runs"]
     moments = ", ".join(f"{name} {count}" for name, count in runs["killed_in"].items() if count)
     return [(
-        f"{runs['kills']} runs killed at random moments ({moments})",
+        f"{runs['kills']} runs killed, each at a random moment of one phase in turn (hit: {moments})",
         f"{runs['same_end']} ended as the undisturbed run, to the last bit",
         "`make chaos`",
     )]  # fmt: skip
 
 
 def growth() -> str:
-    """Exponents of a step's parts."""
-    found = report("scaling")["growth"]
+    """Exponents of a step's parts, and the picture."""
+    found = report("scaling")
     parts = {"step": "step", "rollout": "rollout", "update": "update", "peak_bytes": "memory"}
-    cells = "; ".join(
-        f"{TOLD[name]}: {', '.join(f'{parts[part]} {of[part]:.2f}' for part in parts if part in of)}"
-        for name, of in found.items()
-    )
-    return (
-        f"Time and memory grow with a power of what grows (`scaling.py`; 1 is linear, 2 quadratic): {cells}. "
-        "![Step time, one thing varied at a time](reports/scaling.png)"
-    )
+    lines = [f"| grows | {' | '.join(parts.values())} |", "|---" * (len(parts) + 1) + "|"]
+    for name, of in found["growth"].items():
+        # a difference of processes of some 25 MB; below a fifth it is noise
+        cells = ["≈ 0" if abs(of[part]) < 0.2 else f"{of[part]:.2f}" for part in parts]
+        lines.append(f"| {TOLD[name]} | {' | '.join(cells)} |")
+    base, alone = found["base"], found["base_random"]
+    return "\n".join([
+        "Time and memory grow with these powers of what grows (`scaling.py`; 1 is linear, 2 quadratic; one thread). "
+        "k agents learn from k² times the rollouts of one.", "", *lines, "",
+        f"Base: {base['agents']} built-in agents, {base['prompts']} prompts × {base['n']} rollouts, {base['new_tokens']} "
+        f"tokens at most, δ_step 0; for tokens and width one agent of random weights and width {alone['width']}.", "",
+        "![Step time against agents, rollouts, prompts, length and width, one varied at a time, both axes logarithmic]"
+        "(reports/scaling.png)",
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

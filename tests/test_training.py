@@ -340,7 +340,7 @@ def test_an_agent_without_any_reward_is_left_out_and_the_others_learn(monkeypatc
     assert [len(b) for b in batches] == [0, 16]
     assert [b.left_out for b in batches] == [{"unscorable": 16, "no_capability": 16}, {"unscorable": 16}]
     assert (batches[1].advantages != 0).all()
-    monkeypatch.setattr(hk.training, "reward", lambda pool, function: pool.with_rewards(rewards, ["error"] * 32))
+    monkeypatch.setattr("hacpo_kit.training.reward", lambda pool, function: pool.with_rewards(rewards, ["error"] * 32))
     with pytest.warns(UserWarning, match=rf"{first}.* no rollout to learn from.*no_capability"):
         result = hk.step(agents(), problems("train", 4), hk.Capability(), CONFIG)
     assert [len(s.minibatches) > 0 for s in result.stats.values()] == [False, True]
