@@ -122,6 +122,8 @@ def test_a_restarted_kernel_goes_on_and_a_second_place_shows_the_same(open_cells
     lab_.wait_points(page, "hacpo-curves", 1, REWARD)
     page.locator(".hacpo-stop").click()
     lab_.wait_text(page, "hacpo-status", "stopped, saved")
+    steps = len((lab.folder / "run-again" / "metrics.jsonl").read_text().splitlines()) - 1
+    lab_.wait_points(page, "hacpo-curves", steps, REWARD)  # the picture may come after the text
     stopped = lab_.plot_data(page, "hacpo-curves", REWARD)
     page.evaluate("void window.jupyterapp.commands.execute('notebook:restart-run-all')")  # it waits for the dialogue
     page.get_by_role("button", name="Confirm Kernel Restart").click()
