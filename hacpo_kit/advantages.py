@@ -239,7 +239,8 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
     usable.sort(key=lambda i: pool.rollouts[i].source)
     offered = sum(r.source in taught_by for r in pool)
     left_out = {"unscorable": offered - len(usable)} if offered > len(usable) else {}
-    if len(taught_by) > 1 and usable and agent.name not in capability:
+    compares = config.discrepancy or (config.capability_baseline and config.cross_baseline == "learner")
+    if compares and len(taught_by) > 1 and usable and agent.name not in capability:
         # without a reward in the whole window there is no P̂ to compare the others with
         left_out["no_capability"], usable = len(usable), []
 

@@ -340,6 +340,8 @@ def test_an_agent_without_any_reward_is_left_out_and_the_others_learn(monkeypatc
     assert [len(b) for b in batches] == [0, 16]
     assert [b.left_out for b in batches] == [{"unscorable": 16, "no_capability": 16}, {"unscorable": 16}]
     assert (batches[1].advantages != 0).all()
+    naive = hk.advantage(pool, agents()[0], capability, hk.Config.preset("naive"))  # which compares nobody
+    assert len(naive) == 16 and naive.left_out == {"unscorable": 16}
     monkeypatch.setattr("hacpo_kit.training.reward", lambda pool, function: pool.with_rewards(rewards, ["error"] * 32))
     with pytest.warns(UserWarning, match=rf"{first}.* no rollout to learn from.*no_capability"):
         result = hk.step(agents(), problems("train", 4), hk.Capability(), CONFIG)
