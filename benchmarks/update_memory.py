@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -109,7 +110,7 @@ def allocated(work: Callable[[], None]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     events = [(e.start_ns(), e.nbytes()) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return max(accumulate(size for _, size in sorted(events)))
+    return max(accumulate(size for _, size in sorted(events, key=itemgetter(0))))
 
 
 def one_update(agent: hk.Agent, pool: Pool, config: hk.Config) -> None:

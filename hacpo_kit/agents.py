@@ -385,16 +385,16 @@ def microbatches(
     """
     rows = [(tuple(p), tuple(r)) for p, r in zip(prompts, responses, strict=True)]
     group: list[int] = []
-    last, left, right, count, held = None, 0, 0, 0, 0  # lengths of the longest, number and tokens of the different rows
+    left = right = count = held = 0  # lengths of the longest, number and tokens of the different rows
     for i in sorted(range(len(rows)), key=lambda i: (len(rows[i][1]), len(rows[i][0]), rows[i])):
         prompt, response = rows[i]
-        if rows[i] != last:
+        if not group or rows[i] != rows[group[-1]]:
             left, right, own = max(left, len(prompt)), max(right, len(response)), len(prompt) + len(response)
             padded = (count + 1) * (left + right)
             if group and (padded > tokens or (held >= WORTH_A_PASS and held + own < FULL * padded)):
                 yield group
                 group, left, right, count, held = [], len(prompt), len(response), 0, 0
-            last, count, held = rows[i], count + 1, held + own
+            count, held = count + 1, held + own
         group.append(i)
     if group:
         yield group

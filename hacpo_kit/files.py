@@ -127,13 +127,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     rows = []
     for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n")[:-1], start=1):
+        if not line:
+            continue
         try:
-            row = json.loads(line) if line else None
+            rows.append(json.loads(line))
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number} of {path} is no JSON ({error})") from None
-        if line and not isinstance(row, dict):
+        if not isinstance(rows[-1], dict):
             raise ValueError(f"line {number} of {path} is no JSON object: {line[:80]}")
-        rows += [row] if line else []
     return rows
 
 

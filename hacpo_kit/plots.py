@@ -167,9 +167,7 @@ def lines(
         color = COLORS[(colors[place] if colors else place) % len(COLORS)]
         if bands and column in bands:
             _band(fig, pd.DataFrame(dict(zip(("low", "high"), bands[column], strict=True))), color, column)
-        known = curves[
-            column
-        ].dropna()  # a column may have values at some places only: its line goes from one to the next
+        known = curves[column].dropna()  # it may have values at some places only: its line goes from one to the next
         fig.add_scatter(
             x=known.index, y=known, name=plain(column, 200), mode="lines+markers", legendgroup=column, showlegend=True,
             line={"color": color, "dash": dashes[place] if dashes else "solid"},

@@ -174,6 +174,12 @@ def _as_oserror():
 @_as_oserror()
 def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
     """Writes one agent's part of a checkpoint and returns its entry."""
+    bad = [name for name, weights in agent.model.named_parameters() if not weights.isfinite().all()]
+    if bad:
+        raise FloatingPointError(
+            f"agent {agent.name!r} has weights that are not finite ({len(bad)} tensors, the first {bad[0]}), so that it is not "
+            "saved; checkpoints before it are as they were. Try a lower lr or weight_decay"
+        )
     agent.save(folder / "agents" / agent.name)
     if agent.reference is not None:
         with quiet():
@@ -181,12 +187,6 @@ def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
     if has_adapter(agent.model):  # the agent's folder has them merged in, which cannot be undone exactly
         (folder / "adapters").mkdir(exist_ok=True)
         save_file(adapter_tensors(agent.model), folder / "adapters" / f"{agent.name}.safetensors")
-    bad = [name for name, weights in agent.model.named_parameters() if not weights.isfinite().all()]
-    if bad:
-        raise FloatingPointError(
-            f"agent {agent.name!r} has weights that are not finite ({len(bad)} tensors, the first {bad[0]}), so that it is not "
-            "saved; checkpoints before it are as they were. Try a lower lr or weight_decay"
-        )
     tensors = {} if agent.optimizer is None else agent.optimizer.tensors()
     (folder / "optimizers").mkdir(exist_ok=True)
     save_file(tensors, folder / "optimizers" / f"{agent.name}.safetensors")
@@ -295,9 +295,8 @@ def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
     remove_leftovers(Path(run) / "checkpoints")  # half a checkpoint of a killed run takes the room that this one needs
     later = [c for c in checkpoints(run) if int(c.name.removeprefix("step-")) > state.step]
     folder = Path(run) / "checkpoints" / f"step-{state.step:06d}"
-    if (
-        folder.exists() and not (folder / "state.json").exists()
-    ):  # a checkpoint that lost a file; the run went back before it
+    # one that lost its state, so that the run went back before it
+    if folder.exists() and not (folder / "state.json").exists():
         remove_folder(folder)
     save(folder, agents, state)
     for damaged in later:  # or the run would not have gone back before them

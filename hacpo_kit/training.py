@@ -212,12 +212,12 @@ def train(
     """
     steps, eval_every, eval_k, save_every = (
         _count(name, value, "at least 1", least=1)
-        for name, value in (
-            ("steps", steps),
-            ("eval_every", eval_every),
-            ("eval_k", eval_k),
-            ("save_every", save_every),
-        )
+        for name, value in {
+            "steps": steps,
+            "eval_every": eval_every,
+            "eval_k": eval_k,
+            "save_every": save_every,
+        }.items()
     )
     record_every = _count("record_every", record_every, "0 (never) or more", least=0)
     agents = as_list(agents)
@@ -533,9 +533,10 @@ def _record(
 
 def _open_run(folder: Path, record: dict, config: Config, agents, state: State) -> tuple[State, list[dict[str, Any]]]:
     """Starts a run folder, or goes on from its last checkpoint."""
-    planned = None
     if (folder / "run.json").exists():
-        planned = _check_same(folder, record, config)
+        _check_same(folder, record, config)
+        if not checkpoints(folder):
+            _check_not_done(folder)
     elif folder.exists() and {p.name for p in folder.iterdir() if not p.name.endswith(".tmp")} - {
         "config.json",
         ".lock",
@@ -543,8 +544,6 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
         raise ValueError(f"{folder} is not empty and holds no run; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder, folder / "checkpoints")
-    if planned is not None and not checkpoints(folder):
-        _check_not_done(folder, planned)
     for name, content in (("config.json", config.to_dict()), ("run.json", record)):
         path = folder / name
         if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != content:
@@ -563,8 +562,9 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
     return state, history
 
 
-def _check_not_done(folder: Path, planned: int) -> None:
+def _check_not_done(folder: Path) -> None:
     """Without a checkpoint a stopped run begins anew, with a warning; a finished one is refused, which would lose its record."""
+    planned = read_record(folder)["steps"]
     done = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=0)
     if done >= planned and not (folder / "checkpoints").exists():  # it is there while the first one is written
         raise ValueError(
@@ -577,8 +577,8 @@ def _check_not_done(folder: Path, planned: int) -> None:
         )
 
 
-def _check_same(folder: Path, record: dict, config: Config) -> int:
-    """A run goes on only as what it was; its length and its intervals may change. Returns the length it was to have."""
+def _check_same(folder: Path, record: dict, config: Config) -> None:
+    """A run goes on only as what it was; its length and its intervals may change."""
     old = read_record(folder)
     differences = Config.read(folder / "config.json").differences(config)
     memory = differences.pop("microbatch_tokens", None)  # may change, or nobody could go on after running out of memory
@@ -617,7 +617,6 @@ def _check_same(folder: Path, record: dict, config: Config) -> int:
     other += [f"microbatch_tokens {memory[0]} → {memory[1]}"] if memory else []
     if other:
         warnings.warn(f"{folder} was begun with other {', '.join(other)}: it does not end bit for bit", stacklevel=5)
-    return old["steps"]
 
 
 # ── progress and stops ───────────────────────────────────────────────────────────────────────────────────────────

@@ -5,11 +5,9 @@ import json
 import weakref
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import hacpo_kit as hk
@@ -198,14 +196,6 @@ LLAMA = LlamaConfig(
 )  # fmt: skip
 
 
-def measured(work):
-    """Most bytes that PyTorch's allocator had given out at once while the work ran."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    events = [(e.start_ns(), e.nbytes()) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return np.cumsum([size for _, size in sorted(events, key=lambda e: e[0])]).max()
-
-
 @pytest.mark.parametrize(
     ("config", "dtype", "checkpointing", "rows"),
     [
@@ -215,7 +205,7 @@ def measured(work):
     ],
     ids=["qwen3-sums", "llama-differences", "llama-28M"],
 )
-def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows, monkeypatch):
+def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows, monkeypatch, script):
     monkeypatch.setitem(objective.AT_ONCE, "meta", objective.AT_ONCE["cpu"])  # estimates are for a GPU
     config = read_config(config) if isinstance(config, str) else config
     shape, settings, sizes = Shape(config, dtype, gradient_checkpointing=checkpointing), hk.Config(), (rows, 12, 12)
@@ -246,6 +236,7 @@ def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointin
     update()  # makes the moments; its gradients stay, as after a first micro-batch
     kept = sum(master.grad.nbytes for master in optimizer.masters)
     how = {"temperature": 1.0, "max_new_tokens": 12, "seed": 0}
+    measured = script("update_memory").allocated
     found = {
         "rollout": measured(lambda: agent.engine.sample(agent, some[0], **how)),
         "score": measured(torch.no_grad()(lambda: agent.logprobs(*some))),
