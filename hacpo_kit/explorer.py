@@ -191,7 +191,7 @@ class Explorer(Live):
 
     # ── the widget ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def build(self) -> ipywidgets.Widget:
+    def build(self) -> ipywidgets.Box:
         """The controls, the figure, the table."""
         import ipywidgets as w
 

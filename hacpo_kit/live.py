@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from hacpo_kit.plots import Figure
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+# While the widget is on the page, the picture that JupyterLab puts below it is not shown.
+STYLE = """<style>
+.jp-OutputArea-child:has(> .jp-OutputArea-output > .hacpo-live) + .jp-OutputArea-child:has(> .jp-RenderedImage) {
+    display: none }
+</style>"""
 
 
 def unattended() -> bool:
@@ -25,12 +30,14 @@ def unattended() -> bool:
 class Live:
     """An interactive view. Subclasses define `build` (its widget, made once, when first shown) and `figure`.
 
-    In a live kernel it displays as its widget, with the picture beside it for an HTML export of the saved notebook.
+    In a live kernel it displays as its widget, followed by a picture that is hidden while the widget is there: what the
+    saved notebook shows without its kernel, and as HTML. The two are outputs of their own, so that the picture can change
+    without the widget being made anew under somebody's hands.
     Where nobody can click it displays as the picture and the table, and no widget is made: papermill and nbconvert would
     store the widget's whole library in the notebook.
     """
 
-    def build(self) -> ipywidgets.Widget:
+    def build(self) -> ipywidgets.Box:
         """The widget around this view."""
         raise NotImplementedError
 
@@ -43,9 +50,13 @@ class Live:
         return ""
 
     @cached_property
-    def widget(self) -> ipywidgets.Widget:
+    def widget(self) -> ipywidgets.Box:
         """The widget; the same one however often it is shown."""
-        return self.build()
+        from ipywidgets import HTML
+
+        made = self.build()
+        made.children = (*made.children, HTML(STYLE, layout={"display": "none"}))
+        return made.add_class("hacpo-live")
 
     def _ipython_display_(self) -> None:
         from IPython.display import HTML, display
@@ -54,17 +65,19 @@ class Live:
             display(self.figure())
             if table := self.html():
                 display(HTML(table))
-        else:
-            display(self._repr_mimebundle_(), raw=True)
+            return
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        display({"text/plain": "", WIDGET_VIEW: view}, raw=True)
+        self._display_picture()
 
-    def _repr_mimebundle_(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def _display_picture(self, update: bool = False) -> None:
+        """Puts the picture on the page; with `update`, in the place of the earlier one, wherever this view is shown."""
+        from IPython.display import display
+
         figure = self.figure()
-        return {
-            "text/plain": f"{type(self).__name__}: {figure.layout.title.text}",
-            # what nbconvert shows in the widget's place: it leaves out widgets whose state is not stored
-            "image/png": base64.b64encode(figure.png()).decode(),
-            WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id},
-        }
+        told = f"{type(self).__name__}: {figure.layout.title.text}"
+        bundle = {"text/plain": told, "image/png": base64.b64encode(figure.png()).decode()}
+        display(bundle, raw=True, display_id=f"hacpo-{id(self):x}", update=update)
 
 
 __all__ = ["Live", "unattended"]

@@ -399,28 +399,16 @@ class Monitor(Live):
         ]
         return "".join(f"<div style='margin:8px 0'>{block}</div>" for block in blocks if block)
 
-    def build(self) -> ipywidgets.Widget:
+    def build(self) -> ipywidgets.Box:
         """The widget; see `hacpo_kit.monitor_view`."""
         from hacpo_kit.monitor_view import View
 
         self._view = View(self)
         return self._view.root
 
-    def _ipython_display_(self) -> None:
-        from hacpo_kit.live import unattended
-
-        if unattended():
-            super()._ipython_display_()
-        else:
-            from IPython.display import display
-
-            self._shown = True
-            # one id for all its places: when the training ends, the picture in each is replaced by the final one
-            display(self._repr_mimebundle_(), raw=True, display_id=self._display_id)
-
-    @property
-    def _display_id(self) -> str:
-        return f"hacpo-monitor-{id(self):x}"
+    def _display_picture(self, update: bool = False) -> None:
+        self._shown = True
+        super()._display_picture(update)
 
     def _paint(self, thread: threading.Thread) -> None:
         """Draws what changed, at most four times a second, until the thread has ended; keeps drawing out of the training."""
@@ -440,10 +428,8 @@ class Monitor(Live):
             return
         self._view.draw()
         if final and self._shown:
-            from IPython.display import display
-
             with contextlib.suppress(Exception):  # the page may be gone
-                display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, update=True)
+                self._display_picture(update=True)
 
 
 PAUSE_BETWEEN = 0.25  # seconds between two updates of the page

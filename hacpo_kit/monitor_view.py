@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, tuple[float, float, float]]] = {
         "temperature": (0.01, 10, 0.05), "n": (1, 1024, 1), "prompts_per_step": (1, 1e6, 1), "max_new_tokens": (1, 1e6, 1),
     },
 }  # fmt: skip
+SETTLES = 0.15  # seconds: what was typed last may reach the kernel after the click that followed it
 
 
 class View:
@@ -69,7 +70,7 @@ class View:
         self.inputs: dict[str, w.Widget] = {}
         columns = [self._column(title, names) for title, names in SETTINGS.items()]
         apply = w.Button(description="Apply at the next step", button_style="primary", layout=w.Layout(width="200px"))
-        apply.add_class("hacpo-apply").on_click(lambda _: self._do(self._apply))
+        apply.add_class("hacpo-apply").on_click(lambda _: threading.Timer(SETTLES, self._do, [self._apply]).start())
         reset = w.Button(description="As they are now", layout=w.Layout(width="150px")).add_class("hacpo-reset")
         reset.on_click(lambda _: self._do(self.fill))
         settings = w.VBox(

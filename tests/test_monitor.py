@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 import warnings
 from html.parser import HTMLParser
 
@@ -150,6 +151,26 @@ def test_the_page_shows_what_the_monitor_knows(tmp_path):
         and "finished" in view.status.value
         and "from step 4: <code>delta</code>" in view.changes.value
     )
+
+
+def test_what_was_typed_may_come_after_the_click_on_apply(tmp_path):
+    """The kernel's front end does not keep the order of messages of two widgets."""
+    monitor = made(tmp_path / "run")
+    view = monitor.widget and monitor._view
+    apply = next(w for w in walk(view.root) if "hacpo-apply" in w._dom_classes)
+    apply.click()
+    view.inputs["delta"].value = 0.5
+    deadline = time.monotonic() + 20
+    while not monitor.pending and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert monitor.pending == {"delta": 0.5}
+
+
+def walk(widget):
+    """The widget and all in it."""
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from walk(child)
 
 
 def settled(monitor):

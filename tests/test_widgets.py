@@ -337,15 +337,20 @@ def test_every_control_can_be_found_and_is_named(view):
 # ── where it stands ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_beside_the_widget_stands_its_picture(view):
-    bundle = view._repr_mimebundle_()
-    assert bundle[WIDGET_VIEW]["model_id"] == view.widget.model_id
-    assert base64.b64decode(bundle["image/png"])[:4] == b"\x89PNG"
+def test_below_the_widget_stands_its_picture(view, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **options: shown.append((data, options)))
+    view._ipython_display_()
+    view._display_picture(update=True)
+    (widget, _), (picture, first), (_, again) = shown
+    assert widget[WIDGET_VIEW]["model_id"] == view.widget.model_id and "hacpo-live" in view.widget._dom_classes
+    assert base64.b64decode(picture["image/png"])[:4] == b"\x89PNG" and picture["text/plain"].startswith("Explorer: ")
+    assert again == {**first, "update": True}  # in the same place, and the widget is left alone
     # a notebook saved in JupyterLab, without the widgets' state, as HTML
-    output = nbformat.v4.new_output("display_data", data=bundle)
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("view", outputs=[output])])
+    stored = [nbformat.v4.new_output("display_data", data=data) for data in (widget, picture)]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("view", outputs=stored)])
     page, _ = HTMLExporter().from_notebook_node(notebook)
-    assert bundle["image/png"][:200] in page and view.widget.model_id not in page
+    assert page.count(picture["image/png"][:200]) == 1 and view.widget.model_id not in page
 
 
 def test_where_nobody_can_click_no_widget_is_made(view, monkeypatch):

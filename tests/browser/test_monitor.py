@@ -19,6 +19,7 @@ monitor = hk.widgets.monitor(
 )
 monitor
 """
+PICTURE = ".jp-OutputArea-child .jp-RenderedImage img"
 REWARD = 2  # the trace: two of accuracy stand before it
 
 
@@ -53,6 +54,7 @@ def test_start_pause_change_resume_and_stop(open_cells, lab):
     lab_.wait_points(page, "hacpo-curves", len(lab_.plot_data(page, "hacpo-curves", REWARD)) + 2, REWARD)
     lab_.wait_text(page, "hacpo-status", "running")
 
+    page.evaluate("document.querySelector('.hacpo-monitor').seen = true")
     page.locator(".hacpo-pause").click()
     lab_.wait_text(page, "hacpo-status", "paused, saved")
     assert page.locator(".hacpo-start").inner_text() == "Resume"
@@ -64,6 +66,11 @@ def test_start_pause_change_resume_and_stop(open_cells, lab):
     page.locator(".hacpo-set-delta input").press("Enter")
     page.locator(".hacpo-apply").click()
     lab_.wait_text(page, "hacpo-changes", "waits for the next step: delta 0.2 → 0.5")
+    # the picture for the saved notebook has changed by now; the widget that somebody is using has not been made anew
+    page.wait_for_timeout(1500)
+    assert saved_png(page, lab, "training") != before
+    assert page.evaluate("document.querySelector('.hacpo-monitor').seen") is True
+    assert not page.locator(PICTURE).is_visible()
     lab_.screenshot(page, "monitor-settings-light")
     page.locator(".hacpo-start").click()
     lab_.wait_text(page, "hacpo-changes", f"from step {paused + 1}: delta 0.2 → 0.5")
@@ -106,14 +113,31 @@ def test_start_pause_change_resume_and_stop(open_cells, lab):
     assert f"data:image/png;base64,{base64.b64encode(after).decode()}" in html
 
 
+def test_a_saved_notebook_opened_without_its_kernel_shows_the_picture(open_cells, lab):
+    page = opened(open_cells, "later", steps=2)
+    page.locator(".hacpo-start").click()
+    lab_.wait_text(page, "hacpo-status", "finished")
+    page.wait_for_timeout(1500)
+    assert not page.locator(PICTURE).is_visible()
+    lab_.save(page)
+    page.evaluate("void window.jupyterapp.commands.execute('notebook:restart-kernel')")
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    page.wait_for_timeout(1000)
+    lab_.wait_idle(page)
+    lab_.reopen(page)
+    page.locator(PICTURE).wait_for()
+    lab_.screenshot(page, "monitor-without-kernel")
+    assert not page.locator(".hacpo-monitor").count()
+
+
 def saved_png(page, lab, name):
     """The picture that the saved notebook has beside the widget."""
     lab_.save(page)
     page.wait_for_timeout(1500)
     cell = nbformat.read(lab.folder / f"{name}.ipynb", as_version=4).cells[0]
-    bundle = next(o["data"] for o in cell.outputs if "image/png" in o.get("data", {}))
-    assert "application/vnd.jupyter.widget-view+json" in bundle
-    return base64.b64decode(bundle["image/png"])
+    widget, picture = (output["data"] for output in cell.outputs)
+    assert "application/vnd.jupyter.widget-view+json" in widget
+    return base64.b64decode(picture["image/png"])
 
 
 def test_a_restarted_kernel_goes_on_and_a_second_place_shows_the_same(open_cells, lab):
