@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo_kit.config import Config
-from hacpo_kit.files import append_lines, truncate_lines
+from hacpo_kit.files import Lines, truncate_lines
 
 if TYPE_CHECKING:
     from hacpo_kit.problems import Problems
@@ -53,15 +53,15 @@ def wanted_config(answers: Sequence[Any]) -> Config | None:
     return wanted[0] if wanted else None
 
 
-def record_change(folder: Path | None, step: int, now: Config, wanted: Config) -> None:
+def record_change(lines: Lines | None, step: int, now: Config, wanted: Config) -> None:
     """One line for each setting that changes after `step`, and so holds from the step that follows."""
+    if lines is None:
+        return
     before, after = now.to_dict(), wanted.to_dict()  # JSON types: infinity is text
-    lines = [
+    lines.add(
         {"step": step, "from_step": step + 1, "setting": name, "old": before[name], "new": after[name]}
         for name in now.differences(wanted)
-    ]
-    if folder is not None and lines:
-        append_lines(folder / FILE, lines)
+    )
 
 
 def replay(folder: Path, step: int, config: Config) -> Config:

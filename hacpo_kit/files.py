@@ -114,8 +114,9 @@ class Lines:
 
     def write(self) -> None:
         """Writes what waits. Raises OSError if that still cannot be."""
-        append_lines(self.path, self.waiting)
-        self.waiting = []
+        if self.waiting:
+            append_lines(self.path, self.waiting)
+            self.waiting = []
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -138,14 +139,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drops what a stopped run wrote after its last checkpoint; those steps are made again."""
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """As `read_lines`, for lines that belong to steps; raises ValueError for one that does not say to which."""
     rows = read_lines(path)
     if wrong := [row for row in rows if type(row.get("step")) is not int]:
         raise ValueError(
             f"{path} has a line without a whole number as its step: {str(wrong[0])[:80]}; remove that line"
         )
-    rows = [row for row in rows if row["step"] <= step]
+    return rows
+
+
+def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drops what a stopped run wrote after its last checkpoint; those steps are made again."""
+    rows = [row for row in read_steps(path) if row["step"] <= step]
     if path.exists():
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return rows

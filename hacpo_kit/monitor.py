@@ -18,7 +18,7 @@ import pandas as pd
 from hacpo_kit import changes as recorded
 from hacpo_kit.agents import Agent, as_list
 from hacpo_kit.config import Config, did_you_mean
-from hacpo_kit.files import read_lines
+from hacpo_kit.files import read_steps
 from hacpo_kit.live import Live
 from hacpo_kit.plots import COLORS, GREY, Figure, _panels, escaped, literal
 from hacpo_kit.saving import checkpoints
@@ -185,7 +185,7 @@ class Monitor(Live):
 
     def to_frame(self) -> pd.DataFrame:
         """One row a step and agent, as the run folder has them."""
-        return history_frame(read_lines(self.folder / "metrics.jsonl"))
+        return history_frame(read_steps(self.folder / "metrics.jsonl"))
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -219,7 +219,7 @@ class Monitor(Live):
     def _after_step(self, result: StepResult) -> Config:
         """The callback of train: keeps what is shown, and answers with the settings of the next step."""
         with self._lock:
-            if not self.step and (start := read_lines(self.folder / "metrics.jsonl")):
+            if not self.step and (start := read_steps(self.folder / "metrics.jsonl")):
                 self._take(start[0])  # the evaluation before training
             before = self.line.get("seconds", 0.0) if self.line.get("step") == result.metrics["step"] - 1 else None
             self._take(result.metrics)
@@ -271,14 +271,14 @@ class Monitor(Live):
         """What an earlier call, maybe of another kernel, left in the run folder up to its newest checkpoint."""
         saved = checkpoints(self.folder)
         step = int(saved[-1].name.removeprefix("step-")) if saved else 0
-        lines = [line for line in read_lines(self.folder / "metrics.jsonl") if line["step"] <= step]
+        lines = [line for line in read_steps(self.folder / "metrics.jsonl") if line["step"] <= step]
         self.curves = {(panel, a.name, who): Curve() for panel in PANELS for a in self.agents for who in _whose(panel)}
         self.line, self.step = {}, 0
         names = {a.name for a in self.agents}
         for line in lines:
             if set(line["agents"]) <= names:  # another run's folder is refused by train
                 self._take(line)
-        self.changes = [line for line in read_lines(self.folder / recorded.FILE) if line["step"] <= step]
+        self.changes = [line for line in read_steps(self.folder / recorded.FILE) if line["step"] <= step]
         with contextlib.suppress(ValueError, TypeError):  # likewise
             self.config = recorded.apply_changes(self.first_config, self.changes)
         if self.status == "ready" and self.step:

@@ -23,7 +23,7 @@ from hacpo_kit import changes, worker
 from hacpo_kit.agents import built_in_sets
 from hacpo_kit.config import Config
 from hacpo_kit.experiments import Experiment, notebook_parameters
-from hacpo_kit.files import locked, read_json, read_lines, remove_folder, write_json
+from hacpo_kit.files import locked, read_json, read_steps, remove_folder, write_json
 from hacpo_kit.grids import Grid, read_grid
 from hacpo_kit.saving import checkpoints
 from hacpo_kit.training import Interrupt
@@ -337,7 +337,7 @@ def _check_same(plan: Grid, folder: Path) -> None:
 
 def _last_step(run: Path) -> int | None:
     try:
-        lines = read_lines(run / "metrics.jsonl")
+        lines = read_steps(run / "metrics.jsonl")
         return int(lines[-1]["step"]) if lines else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -477,7 +477,7 @@ def _read_run(path: Path, name: str) -> tuple[pd.DataFrame, str]:
     import pandas as pd
 
     record, config = read_json(path / "run.json"), Config.read(path / "config.json")
-    lines = read_lines(path / "metrics.jsonl")
+    lines = read_steps(path / "metrics.jsonl")
     if not lines:
         raise ValueError("metrics.jsonl is missing or holds no complete line")
     torn = not (path / "metrics.jsonl").read_bytes().endswith(b"\n")
@@ -492,7 +492,7 @@ def _read_run(path: Path, name: str) -> tuple[pd.DataFrame, str]:
         }
     )  # fmt: skip
     steps = int(record["steps"])
-    changed = [line for line in read_lines(path / changes.FILE) if line["from_step"] <= lines[-1]["step"]]
+    changed = [line for line in read_steps(path / changes.FILE) if line["from_step"] <= lines[-1]["step"]]
     about = {
         **asdict(config),
         "changed": changes.told(changed),

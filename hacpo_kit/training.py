@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import operator
@@ -23,12 +24,13 @@ from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.agents import Agent, as_list, check_names, each, load_agent
+from hacpo_kit.changes import FILE as CHANGES
 from hacpo_kit.changes import FIXED, check_change, record_change, replay, wanted_config
 from hacpo_kit.config import Config
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.experience import Experience, drop_after, path_of
 from hacpo_kit.faults import faults_kept
-from hacpo_kit.files import Lines, locked, read_lines, remove_leftovers, truncate_lines, write_json
+from hacpo_kit.files import Lines, locked, read_steps, remove_leftovers, truncate_lines, write_json
 from hacpo_kit.live import unattended
 from hacpo_kit.problems import Problems, load_problems
 from hacpo_kit.records import Batch, Pool, StepStats
@@ -271,21 +273,22 @@ def _train(
         if folder is not None:
             metrics.add([line])
 
-    metrics, shown = (folder and Lines(folder / f"{name}.jsonl") for name in ("metrics", "samples"))
+    lines = [folder and Lines(folder / name) for name in ("metrics.jsonl", "samples.jsonl", CHANGES)]
+    metrics, shown, changed = lines
     with locked(folder and folder / ".lock", what=f"run {folder}"):
         if folder is not None:
             sets, intervals = (problems, test, tests), (eval_every, eval_k, save_every)
             record = _record(agents, *sets, config, steps, *intervals, samples, record_every, reward_function)
             state, history = _open_run(folder, record, config, agents, state)
             config = replay(folder, state.step, config)
-        config = _changed(config, config.replace(**changes), problems, folder, state.step)
+        config = _changed(config, config.replace(**changes), problems, changed, state.step)
         changes.clear()  # on record from now on, and not to be made again should a worker be lost
         started, end = time.perf_counter() - state.seconds, watch.pressed
         with _reporter(mode, steps, state.step) as report:
             if not history:
                 finish_line({**state.totals, "agents": {}}, state)
             if folder is not None and save_first and not state.step:
-                _save(folder, agents, state, (metrics, shown))
+                _save(folder, agents, state, lines)
             while state.step < steps and not end:
                 drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
                 settings = {"reward_function": reward_function, "progress": mode == "bar"}
@@ -301,13 +304,13 @@ def _train(
                         _record_experience(folder, last, agents, state.step)
                 report(history[-1])
                 answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
-                before, config = config, _changed(config, wanted_config(answers), problems, folder, state.step)
+                before, config = config, _changed(config, wanted_config(answers), problems, changed, state.step)
                 # read once: what ends here has been saved
                 end = any(a for a in answers if not isinstance(a, Config)) or watch.pressed
                 if folder is not None and (
                     state.step % save_every == 0 or state.step == steps or end or config is not before
                 ):
-                    _save(folder, agents, state, (metrics, shown), last=end or state.step == steps)
+                    _save(folder, agents, state, lines, last=end or state.step == steps)
     stopped = state.step < steps
     if stopped and mode != "off":
         where = f"; the same call with out={str(folder)!r} goes on" if folder else "; without out= nothing was saved"
@@ -351,7 +354,7 @@ def _replace_workers(folder: Path, agents: Sequence[Agent], lost: WorkerLost, lo
 
     `losses` counts them by step; raises WorkerLost at the last one that a step may have.
     """
-    step = 1 + max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=-1)
+    step = 1 + max((line["step"] for line in read_steps(folder / "metrics.jsonl")), default=-1)
     losses[step] += 1
     if losses[step] == LOSSES:
         raise WorkerLost(
@@ -371,11 +374,11 @@ def _replace_workers(folder: Path, agents: Sequence[Agent], lost: WorkerLost, lo
     )
 
 
-def _changed(config: Config, wanted: Config | None, problems: Problems, folder: Path | None, after: int) -> Config:
+def _changed(config: Config, wanted: Config | None, problems: Problems, lines: Lines | None, after: int) -> Config:
     """The settings from the next step on, their changes checked and recorded; the same object if nothing changes."""
     if wanted is None or not check_change(config, wanted, problems):
         return config
-    record_change(folder, after, config, wanted)
+    record_change(lines, after, config, wanted)
     return wanted
 
 
@@ -456,7 +459,7 @@ def _load_again(record: Mapping[str, Any], loading: Mapping[str, Any]) -> list[A
 
 def _usable(agent: Mapping[str, Any]) -> dict[str, Any]:
     """The options with which an agent was loaded; its device only where there is such a one."""
-    options = {name: value for name, value in agent.items() if name != "origin"}
+    options = {name: value for name, value in agent.items() if name not in ("origin", "chat_template")}
     kind, _, index = options.get("device", "cpu").partition(":")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         options.pop("device")
@@ -522,13 +525,20 @@ def _record(
         "reward_function": getattr(reward_function, "__qualname__", type(reward_function).__qualname__),
         "agents": [
             {**a.loading, "name": a.name, "origin": a.origin, "prompt_format": "chat" if a.chat else "plain",
-             "template": a.template, "dtype": str(a.dtype).removeprefix("torch."), "device": str(a.device)}
+             "template": a.template, "chat_template": _template_mark(a),
+             "dtype": str(a.dtype).removeprefix("torch."), "device": str(a.device)}
             for a in agents
         ],
         "workers": next((a.workers for a in agents if a.remote), None),
         "problems": described(problems), "test": described(test),
         "tests": {name: described(further) for name, further in tests.items()}, "versions": versions(),
     }  # fmt: skip
+
+
+def _template_mark(agent: Agent) -> str | None:
+    """Tells chat templates apart: the checkpoint's weights meet the template of the folder that the agent came from."""
+    text = agent.tokenizer.chat_template
+    return hashlib.sha256(repr(text).encode()).hexdigest()[:16] if text else None
 
 
 def _open_run(folder: Path, record: dict, config: Config, agents, state: State) -> tuple[State, list[dict[str, Any]]]:
@@ -565,7 +575,7 @@ def _open_run(folder: Path, record: dict, config: Config, agents, state: State) 
 def _check_not_done(folder: Path) -> None:
     """Without a checkpoint a stopped run begins anew, with a warning; a finished one is refused, which would lose its record."""
     planned = read_record(folder)["steps"]
-    done = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=0)
+    done = max((line["step"] for line in read_steps(folder / "metrics.jsonl")), default=0)
     if done >= planned and not (folder / "checkpoints").exists():  # it is there while the first one is written
         raise ValueError(
             f"{folder} has all its {planned} steps on record and no checkpoint, so it cannot go on; choose another folder, or "
@@ -587,7 +597,9 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
         changed.append(f"agents: {[a['name'] for a in old['agents']]} → {[a['name'] for a in record['agents']]}")
     else:
         for a, b in zip(old["agents"], record["agents"], strict=True):
-            keys = ("prompt_format", "template", "dtype", "lora", "revision")  # not the origin: a folder may have moved
+            a = {"chat_template": b["chat_template"], **a}  # not on the record of earlier versions
+            # not the origin: a folder may have moved
+            keys = ("prompt_format", "template", "chat_template", "dtype", "lora", "revision")
             changed += [f"{k} of {a['name']}: {a.get(k)!r} → {b.get(k)!r}" for k in keys if a.get(k) != b.get(k)]
             elsewhere += [
                 f"{k} of {a['name']}: {a[k]} → {b.get(k)}"

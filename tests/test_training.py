@@ -291,6 +291,22 @@ def test_a_folder_with_another_run_is_refused(undisturbed, tmp_path):
         hk.resume(tmp_path)
 
 
+def test_a_run_whose_agent_got_another_chat_template_is_refused(undisturbed, tmp_path):
+    """The weights come from the checkpoint, the template from the folder where the agent came from."""
+    folder, options = tmp_path / "run", {"test": problems("test", 6), "out": tmp_path / "run", "progress": "off"}
+    shutil.copytree(undisturbed.folder, folder)
+    other = agents()
+    other[0].tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}!"
+    with pytest.raises(ValueError, match=r"chat_template of qwen3-sums: \w+ → '\w{16}'"):
+        hk.train(other, problems("train", 50), CONFIG, 7, **options)
+    record = json.loads((folder / "run.json").read_text())  # of a version that did not record it
+    for agent in record["agents"]:
+        del agent["chat_template"]
+    (folder / "run.json").write_text(json.dumps(record))
+    assert hk.train(agents(), problems("train", 50), CONFIG, 7, **options).state.step == 7
+    assert all("chat_template" in agent for agent in json.loads((folder / "run.json").read_text())["agents"])
+
+
 def test_a_run_with_another_reward_or_prompt_format_is_refused(undisturbed):
     folder = undisturbed.folder
     data = {"test": problems("test", 6), "out": folder}
@@ -784,6 +800,15 @@ def test_a_line_that_is_no_step_is_named(changed, tmp_path, name, line):
         hk.resume(tmp_path / "run", steps=7, progress="off")
 
 
+def test_a_line_that_is_no_step_is_named_without_a_checkpoint_too(undisturbed, tmp_path):
+    shutil.copytree(undisturbed.folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"a": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has a line without a whole number as its step"):
+        hk.resume(tmp_path / "run", steps=7, progress="off")
+
+
 def test_a_changed_run_before_its_change_is_the_unchanged_one(changed, undisturbed):
     for mine, theirs in zip(changed.history[1:3], undisturbed.history[1:3], strict=True):
         for name, values in mine["agents"].items():  # the other run evaluates too
@@ -935,6 +960,25 @@ def test_a_full_disk_is_said_and_the_run_goes_on(undisturbed, tmp_path, room):
     assert without_times(read_lines(folder / "metrics.jsonl")) == without_times(undisturbed.history)
     assert read_lines(folder / "samples.jsonl") == read_lines(undisturbed.folder / "samples.jsonl")
     assert [c.name for c in checkpoints(folder)] == ["step-000000", "step-000006"]
+
+
+def test_a_change_that_a_full_disk_cannot_take_is_recorded_with_the_next_checkpoint(changed, tmp_path):
+    folder = tmp_path / "run"
+    with contextlib.ExitStack() as stack:
+
+        def during(result):
+            if result.metrics["step"] == 2:  # before the change that `changing` wants here
+                stack.enter_context(full_disk(10))
+            if result.metrics["step"] == 4:
+                stack.close()
+
+        with pytest.warns(UserWarning, match="cannot be written") as told:
+            run = hk.train(
+                agents(), problems("train", 50), CONFIG, 6, out=folder, callbacks=[during, changing], **EVERY_STEP
+            )
+    assert any("2 lines cannot be written" in str(w.message) and "changes.jsonl" in str(w.message) for w in told)
+    assert same(weights(run.agents), weights(changed.agents)) and run.config == changed.config
+    assert in_order(read_lines(folder / "changes.jsonl")) == CHANGES
 
 
 def test_a_read_only_folder_is_said_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
