@@ -71,7 +71,10 @@ class Live:
         self._display_picture()
 
     def _display_picture(self, update: bool = False) -> None:
-        """Puts the picture on the page; with `update`, in the place of the earlier one, wherever this view is shown."""
+        """Puts the picture on the page; with `update`, in the place of the earlier one, wherever this view is shown.
+
+        A tab that was loaded again no longer knows whose place that is: there the picture changes when the cell runs again.
+        """
         from IPython.display import display
 
         figure = self.figure()

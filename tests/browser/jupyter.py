@@ -148,9 +148,15 @@ def open_notebook(context: BrowserContext, lab: Lab, name: str) -> Page:
     return page
 
 
-def save(page: Page) -> None:
-    """Saves the notebook, as JupyterLab does by itself every two minutes."""
+def save(page: Page, lab: Lab, name: str) -> nbformat.NotebookNode:
+    """Saves the notebook, as JupyterLab does by itself every two minutes, and reads what is on disk then."""
+    path = lab.folder / f"{name}.ipynb"
+    before, deadline = path.stat().st_mtime_ns, time.monotonic() + PATIENCE / 1000
     page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+    while path.stat().st_mtime_ns == before:
+        assert time.monotonic() < deadline, f"{path} was not saved"
+        page.wait_for_timeout(100)
+    return nbformat.read(path, as_version=4)
 
 
 def reopen(page: Page) -> None:

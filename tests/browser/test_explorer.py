@@ -2,7 +2,6 @@
 
 import re
 
-import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
@@ -106,17 +105,19 @@ def test_switches_reset_keep_step_and_learner(page):
     assert moved(page, lambda: choose.select_option("llama-differences")) == 1
     assert "What moves llama-differences in step 2" in page.evaluate(STATE)[0]
     page.locator(".hk-order select").first.select_option("clipped")
-    page.wait_for_timeout(500)
-    column = page.locator(".hk-explorer-table tbody tr td:nth-child(9)").all_inner_texts()
-    assert column and set(column) == {"yes"}
+    column = ".hk-explorer-table tbody tr td:nth-child(9)"
+    page.wait_for_function(
+        "css => { const all = [...document.querySelectorAll(css)]; return all.length && all.every(d => d.innerText === 'yes') }",
+        arg=column,
+    )
     jupyter.no_errors(page)
 
 
-def test_a_tab_opened_again_shows_what_was_chosen(page):
+def test_a_tab_opened_again_shows_what_was_chosen(page, lab):
     for _ in range(3):
         moved(page, press(page, "alpha", "ArrowRight"))
     chosen = page.evaluate(STATE)
-    jupyter.save(page)
+    jupyter.save(page, lab, "explorer")
     jupyter.reopen(page)
     page.locator(".hk-explorer-plot .scatterlayer path.point").first.wait_for(state="attached")
     page.wait_for_function(f"title => {PLOT}.layout.title.text === title", arg=chosen[0])
@@ -139,7 +140,8 @@ hk.widgets.explorer(e)
     jupyter.run_all(page)
     table = page.locator(".hk-explorer-table").first
     table.locator("tbody tr").first.wait_for()
-    page.wait_for_timeout(1500)
+    page.locator(".hk-explorer-plot .subplot.x2y2 path.point").first.wait_for(state="attached")
+    page.wait_for_timeout(1500)  # for what should not happen
     assert hostile in table.locator("tbody tr").first.inner_text()
     assert not table.locator("img, script, b, mjx-container").count()
     tips = page.evaluate(f"{PLOT}._fullData.flatMap(t => Array.from(t.customdata ?? []))")
@@ -153,9 +155,7 @@ hk.widgets.explorer(e)
 
 
 def test_a_saved_notebook_shows_the_picture_as_html(page, lab):
-    page.keyboard.press("Control+s")
-    page.wait_for_timeout(3000)
-    stored = nbformat.read(lab.folder / "explorer.ipynb", 4)
+    stored = jupyter.save(page, lab, "explorer")
     shown = [o["data"] for c in stored.cells for o in c.outputs if "data" in o]
     place = next(i for i, data in enumerate(shown) if "application/vnd.jupyter.widget-view+json" in data)
     assert "image/png" in shown[place + 1]

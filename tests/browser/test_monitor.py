@@ -3,7 +3,6 @@
 import base64
 import json
 
-import nbformat
 from nbconvert import HTMLExporter
 
 from . import jupyter as lab_
@@ -66,9 +65,8 @@ def test_start_pause_change_resume_and_stop(open_cells, lab):
     page.locator(".hacpo-set-delta input").press("Enter")
     page.locator(".hacpo-apply").click()
     lab_.wait_text(page, "hacpo-changes", "waits for the next step: delta 0.2 → 0.5")
-    # the picture for the saved notebook has changed by now; the widget that somebody is using has not been made anew
-    page.wait_for_timeout(1500)
-    assert saved_png(page, lab, "training") != before
+    # when the picture for the saved notebook changes, the widget that somebody is using is not made anew
+    before = changed_png(page, lab, "training", before)
     assert page.evaluate("document.querySelector('.hacpo-monitor').seen") is True
     assert not page.locator(PICTURE).is_visible()
     lab_.screenshot(page, "monitor-settings-light")
@@ -87,7 +85,7 @@ def test_start_pause_change_resume_and_stop(open_cells, lab):
     lab_.screenshot(page, "monitor-settings-dark")
 
     # the tab is closed and opened again: the training has gone on, and everything is there
-    lab_.save(page)
+    lab_.save(page, lab, "training")
     lab_.reopen(page)
     lab_.wait_points(page, "hacpo-curves", paused + 4, REWARD)
     assert lab_.plot_data(page, "hacpo-curves", REWARD, "x")[0] == 1
@@ -105,9 +103,9 @@ def test_start_pause_change_resume_and_stop(open_cells, lab):
     assert [(c["setting"], c["old"], c["new"]) for c in changes] == [("delta", 0.2, 0.5), ("lr", 1e-4, 3e-5)]
     assert changes[0]["from_step"] == paused + 1
 
-    # the exported page has the final curves in the widget's place
-    page.wait_for_timeout(1500)  # the picture beside the widget follows the last step
-    after = saved_png(page, lab, "training")
+    # shown again, the exported page has the final curves in the widget's place
+    lab_.run_cell(page, "monitor")
+    after = saved_png(page, lab, "training", cell=-1)
     assert after != before
     html, _ = HTMLExporter().from_filename(str(lab.folder / "training.ipynb"))
     assert f"data:image/png;base64,{base64.b64encode(after).decode()}" in html
@@ -117,9 +115,8 @@ def test_a_saved_notebook_opened_without_its_kernel_shows_the_picture(open_cells
     page = opened(open_cells, "later", steps=2)
     page.locator(".hacpo-start").click()
     lab_.wait_text(page, "hacpo-status", "finished")
-    page.wait_for_timeout(1500)
     assert not page.locator(PICTURE).is_visible()
-    lab_.save(page)
+    assert lab_.save(page, lab, "later").cells[0].outputs
     page.evaluate("void window.jupyterapp.commands.execute('notebook:restart-kernel')")
     page.get_by_role("button", name="Confirm Kernel Restart").click()
     page.wait_for_timeout(1000)
@@ -130,14 +127,20 @@ def test_a_saved_notebook_opened_without_its_kernel_shows_the_picture(open_cells
     assert not page.locator(".hacpo-monitor").count()
 
 
-def saved_png(page, lab, name):
-    """The picture that the saved notebook has beside the widget."""
-    lab_.save(page)
-    page.wait_for_timeout(1500)
-    cell = nbformat.read(lab.folder / f"{name}.ipynb", as_version=4).cells[0]
-    widget, picture = (output["data"] for output in cell.outputs)
+def saved_png(page, lab, name, cell=0):
+    """The picture that the saved notebook has below the widget."""
+    widget, picture = (output["data"] for output in lab_.save(page, lab, name).cells[cell].outputs)
     assert "application/vnd.jupyter.widget-view+json" in widget
     return base64.b64decode(picture["image/png"])
+
+
+def changed_png(page, lab, name, before):
+    """As `saved_png`, once it is another one than before: it is drawn after the last step."""
+    for _ in range(40):
+        if (now := saved_png(page, lab, name)) != before:
+            return now
+        page.wait_for_timeout(1000)
+    raise AssertionError("the picture below the widget did not change")
 
 
 def test_a_restarted_kernel_goes_on_and_a_second_place_shows_the_same(open_cells, lab):
