@@ -494,7 +494,8 @@ def claims(
     """What the paper claims and what its parts are for, each with what was measured, for every set of agents.
 
     Columns: agents, claim, mean, low, high, seeds, result: "held" or "did not hold" where the 95 % interval says so,
-    else "undecided", "no interval" (one seed) or "not run". A claim "no worse" holds if the interval lies above −`margin`.
+    else "undecided", "no interval" (one seed), "no common seed" or "not run". A claim "no worse" holds if the interval lies
+    above −`margin`.
     """
     frame, _ = usable(frame)
     out = []
@@ -508,24 +509,36 @@ def claims(
         paid = half[half["point"] == "end"].eval("rollouts_method / rollouts_against")
         share = "half" if paid.empty or round(paid.iloc[0], 2) == 0.5 else f"{paid.iloc[0]:.0%}"
         wanted = [
-            (f"{method} is ahead of {baseline} early (step {early})", _row(at_quarter, method), 0.0),
-            (f"{method} ends ahead of {baseline}", _row(alone, method), 0.0),
-            (f"no agent ends worse than with {baseline}", _weakest(alone, method, margin), margin),
+            (f"{method} is ahead of {baseline} early (step {early})", baseline, _row(at_quarter, method), 0.0),
+            (f"{method} ends ahead of {baseline}", baseline, _row(alone, method), 0.0),
+            (f"no agent ends worse than with {baseline}", baseline, _weakest(alone, method, margin), margin),
             (
                 f"half way, {method} is ahead of {doubled} with half of its rollouts",
+                doubled,
                 _row(half, method, "point", "50%"),
                 0.0,
             ),
             (
                 f"{method} ends no worse than {doubled} with {share} of its rollouts",
+                doubled,
                 _row(half, method, "point", "end"),
                 margin,
             ),
-            (f"{method} ends ahead of naive sharing", _row(paired_differences(part, "naive", **measured), method), 0.0),
+            (
+                f"{method} ends ahead of naive sharing",
+                "naive",
+                _row(paired_differences(part, "naive", **measured), method),
+                0.0,
+            ),
         ]
         parts = paired_differences(part, method, **measured)
-        wanted += [(f"without a part ({a}), {method} ends lower", _flipped(_row(parts, a)), 0.0) for a in ABLATIONS]
-        out += [{"agents": agents, "claim": text, **row, "result": _result(row, m)} for text, row, m in wanted]
+        wanted += [(f"without a part ({a}), {method} ends lower", a, _flipped(_row(parts, a)), 0.0) for a in ABLATIONS]
+        seeds = rows.groupby("method", observed=True)["seed"].agg(set)
+        apart = [other for other in seeds.index if method in seeds and not seeds[method] & seeds[other]]
+        out += [
+            {"agents": agents, "claim": text, **row, "result": "no common seed" if other in apart else _result(row, m)}
+            for text, other, row, m in wanted
+        ]
     return pd.DataFrame(out)
 
 

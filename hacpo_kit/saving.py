@@ -144,10 +144,10 @@ def _read_state(folder: Path) -> dict[str, Any]:
     Checkpoints of earlier versions have none and are taken as they are. Raises OSError, naming the file, for a damaged one.
     """
     try:
-        stored = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        content = {name: value for name, value in stored.items() if name != "sha256"}
-    except (ValueError, AttributeError) as fault:
-        raise OSError(f"{folder / 'state.json'} is damaged ({type(fault).__name__}: {fault})") from None
+        stored = read_json(folder / "state.json")
+    except ValueError as fault:
+        raise OSError(f"{folder / 'state.json'} is damaged ({fault})") from None
+    content = {name: value for name, value in stored.items() if name != "sha256"}
     if not {"files", "sha256"} & stored.keys():
         return stored
     if stored.get("sha256") != _digest_of(content):

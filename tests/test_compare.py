@@ -325,7 +325,7 @@ def test_claims_hold_fail_or_stay_open():
 
     frame = together(
         *three("hacpo", 0.5, 0.8), *three("gspo", 0.2, 0.85), *three("gspo_x2", 0.3, 0.801), *three("naive", 0.5, 0.7, 0.2),
-        run("no_clip", 0, line(0, 0.5, 0.7)),
+        run("no_clip", 0, line(0, 0.5, 0.7)), run("no_discrepancy", 7, line(0, 0.5, 0.7)),
     )  # fmt: skip
     table = compare.claims(frame, last=1).set_index("claim")
     assert table["result"].to_dict() == {
@@ -336,7 +336,7 @@ def test_claims_hold_fail_or_stay_open():
         "hacpo ends no worse than gspo_x2 with half of its rollouts": "held",  # 0.1 points behind, the margin is 1
         "hacpo ends ahead of naive sharing": "undecided",
         "without a part (no_capability_baseline), hacpo ends lower": "not run",
-        "without a part (no_discrepancy), hacpo ends lower": "not run",
+        "without a part (no_discrepancy), hacpo ends lower": "no common seed",
         "without a part (alpha=0), hacpo ends lower": "not run",
         "without a part (delta_step=0), hacpo ends lower": "not run",
         "without a part (no_clip), hacpo ends lower": "no interval",
