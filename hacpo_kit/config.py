@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -275,18 +276,21 @@ def _from_text(name: str, text: str, kind: type) -> Any:
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """The value if its type fits (an int may stand for a float); booleans are never numbers here."""
+    """The value as Python's own type, if it fits (an int may stand for a float); booleans are never numbers here."""
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ValueError(f"{name}={value!r}: it takes one of {', '.join(map(repr, get_args(kind)))}")
         return value
     if kind is float and value == "inf":
         value = math.inf
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if (
+        kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool)
+    ):  # numpy's numbers are such, too
         if math.isnan(value):
             raise ValueError(f"{name} is NaN; give a number")
         return float(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
+    whole = isinstance(value, numbers.Integral) or (isinstance(value, numbers.Real) and float(value).is_integer())
+    if kind is int and whole and not isinstance(value, bool):
         return int(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{name}={value!r}: it takes {_KINDS[kind]}, not {type(value).__name__}")
@@ -294,6 +298,13 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "names with values"}
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A whole number, also 3.0 or one of numpy's; raises ValueError for another value, and for one below `least`."""
+    value = _checked(name, value, int)
+    _require(value >= least, name, value, f"at least {least}")
+    return value
 
 
 def _require(condition: bool, name: str, value: Any, what: str) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import math
-import operator
 import os
 import signal
 import sys
@@ -26,7 +25,7 @@ from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.agents import Agent, as_list, check_names, each, load_agent
 from hacpo_kit.changes import FILE as CHANGES
 from hacpo_kit.changes import FIXED, check_change, record_change, replay, wanted_config
-from hacpo_kit.config import Config
+from hacpo_kit.config import Config, whole_number
 from hacpo_kit.evaluation import evaluate
 from hacpo_kit.experience import Experience, drop_after, path_of
 from hacpo_kit.faults import faults_kept
@@ -212,16 +211,9 @@ def train(
     below 1; and for a change of what a run is, such as its method or seed (`changes.FIXED`). Raises WorkerLost if a worker
     is lost without `out`, or time and again in the same step.
     """
-    steps, eval_every, eval_k, save_every = (
-        _count(name, value, "at least 1", least=1)
-        for name, value in {
-            "steps": steps,
-            "eval_every": eval_every,
-            "eval_k": eval_k,
-            "save_every": save_every,
-        }.items()
-    )
-    record_every = _count("record_every", record_every, "0 (never) or more", least=0)
+    counts = {"steps": steps, "eval_every": eval_every, "eval_k": eval_k, "save_every": save_every}
+    steps, eval_every, eval_k, save_every = (whole_number(name, value, least=1) for name, value in counts.items())
+    record_every = whole_number("record_every", record_every, least=0)
     agents = as_list(agents)
     with Interrupt() as watch:
         losses, changes = Counter(), dict(changes or {})
@@ -235,17 +227,6 @@ def train(
                 if out is None:
                     raise
                 _replace_workers(Path(out), agents, lost, losses)
-
-
-def _count(name: str, value: Any, wanted: str, *, least: int) -> int:
-    """A whole number, also numpy's; 2.5 steps would never be the last."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise ValueError(f"{name}={value!r}: it must be {wanted}, and a whole number")
-    return number
 
 
 def _train(

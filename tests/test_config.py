@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,14 @@ NAMES = [f.name for f in dataclasses.fields(hk.Config)]
 
 
 # ── methods and pairs ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_numpys_numbers_are_numbers_and_stored_as_such(tmp_path):
+    config = hk.Config(n=np.int64(4), minibatch=np.float64(8), lr=np.float64(1e-5), delta=np.int32(1))
+    assert config == hk.Config(n=4, minibatch=8, lr=1e-5, delta=1)
+    assert all(type(getattr(config, name)) in (int, float) for name in ("n", "minibatch", "lr", "delta"))
+    with pytest.raises(ValueError, match="it takes a number, not bool"):
+        hk.Config(lr=np.bool_(True))
 
 
 @pytest.mark.parametrize(
