@@ -1,5 +1,6 @@
 """Notebooks under papermill, the command line, and the frame around the package."""
 
+import contextlib
 import importlib.metadata
 import json
 import re
@@ -299,6 +300,15 @@ def test_constraints_fit_pyproject():
         requirement = Requirement(text)
         version = pinned[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(Version(version)), f"{text} is pinned to {version}"
+
+
+def test_every_pin_installs_on_the_oldest_python_that_is_promised():
+    """One that wanted 3.11.5 once kept everybody out whose system has 3.11.2, such as Debian 12."""
+    oldest = Version(next(s.version for s in SpecifierSet(PROJECT["requires-python"]) if s.operator == ">="))
+    for name in pins():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # one for another platform or extra
+            wanted = importlib.metadata.metadata(name)["Requires-Python"] or ""
+            assert SpecifierSet(wanted).contains(oldest), f"{name} wants Python {wanted}"
 
 
 def test_constraints_pin_every_package_that_is_installed_and_no_other():
