@@ -6,6 +6,8 @@ READY := .venv/.ready
 # One thread, and instructions that every processor of the last ten years has: stored outputs can be compared elsewhere.
 SAME := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell \
 	NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX" HF_HUB_OFFLINE=1
+# A notebook that trains goes on with its run of last time: whose outputs are stored or compared begins anew.
+ANEW := HACPO_KIT_RUNS=$$(mktemp -d)
 NOTEBOOKS := $(wildcard notebooks/*.ipynb notebooks/exercises/*.ipynb)
 
 .PHONY: demo test test-vllm test-ray setup-vllm lab lint audit setup notebooks study chaos bench
@@ -26,7 +28,7 @@ demo: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest --ignore tests/test_notebooks.py --ignore tests/test_exercises.py \
 		-n 2 --dist loadfile --no-loadscope-reorder --durations 5
-	$(SAME) $(BIN)/python -m pytest $$($(SAME) $(BIN)/python tests/numerics.py) --nbval-sanitize-with tests/nbval.cfg \
+	$(SAME) $(ANEW) $(BIN)/python -m pytest $$($(SAME) $(BIN)/python tests/numerics.py) --nbval-sanitize-with tests/nbval.cfg \
 		-n 2 --dist loadfile --durations 5 tests/test_notebooks.py tests/test_exercises.py $(NOTEBOOKS)
 
 # the vLLM engine on a CPU, in an environment of its own: vLLM brings its own versions of much
@@ -65,7 +67,7 @@ lab: $(READY)
 
 # run all notebooks and store them with their outputs
 notebooks: $(READY)
-	$(SAME) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
+	$(SAME) $(ANEW) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
 	$(SAME) $(BIN)/python tests/numerics.py --write
 
 # the study that the README quotes: sweep, report and figures; a reduced one with GRID=reports/study/small.yaml

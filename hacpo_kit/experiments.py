@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 import types
@@ -71,19 +72,18 @@ class Experiment:
 
     @property
     def folder(self) -> Path:
-        """The run folder; equal parameters have the same one, so that running again goes on, and others never collide."""
+        """The run folder; equal parameters have the same one, so that running again goes on, and others never collide.
+
+        Without `out` it lies in HACPO_KIT_RUNS, or in reports/runs of the clone.
+        """
         if self.out:
             return Path(self.out)
         settings = {k: v for k, v in asdict(self).items() if k not in ("out", "steps", "workers") and v != {}}
         mark = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:6]
         agents = re.sub(r"[^\w.+-]+", "+", self.agents)[-40:]
         # a notebook's working folder is notebooks/; runs of a clone lie in the clone's reports/
-        return (
-            (PROJECT if NOTEBOOKS.is_dir() else Path())
-            / "reports"
-            / "runs"
-            / f"{self.method}-{agents}-{self.seed}-{mark}"
-        )
+        runs = os.environ.get("HACPO_KIT_RUNS") or (PROJECT if NOTEBOOKS.is_dir() else Path()) / "reports" / "runs"
+        return Path(runs) / f"{self.method}-{agents}-{self.seed}-{mark}"
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -109,6 +109,13 @@ def test_equal_parameters_share_a_folder_and_others_do_not():
     assert Experiment(agents="some/folder, other").folder.parent.name == "runs"
 
 
+def test_runs_lie_where_the_environment_says(tmp_path, monkeypatch):
+    usual = Experiment().folder
+    monkeypatch.setenv("HACPO_KIT_RUNS", str(tmp_path))
+    assert Experiment().folder == tmp_path / usual.name
+    assert Experiment(out="elsewhere").folder.name == "elsewhere"
+
+
 # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
