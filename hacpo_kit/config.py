@@ -283,14 +283,12 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
         return value
     if kind is float and value == "inf":
         value = math.inf
-    if (
-        kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool)
-    ):  # numpy's numbers are such, too
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)  # numpy's are such, too
+    if kind is float and number:
         if math.isnan(value):
             raise ValueError(f"{name} is NaN; give a number")
         return float(value)
-    whole = isinstance(value, numbers.Integral) or (isinstance(value, numbers.Real) and float(value).is_integer())
-    if kind is int and whole and not isinstance(value, bool):
+    if kind is int and number and (isinstance(value, numbers.Integral) or float(value).is_integer()):
         return int(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{name}={value!r}: it takes {_KINDS[kind]}, not {type(value).__name__}")

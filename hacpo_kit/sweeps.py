@@ -338,8 +338,8 @@ def _check_same(plan: Grid, folder: Path) -> None:
 def _last_step(run: Path) -> int | None:
     try:
         lines = read_steps(run / "metrics.jsonl")
-        return int(lines[-1]["step"]) if lines else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return lines[-1]["step"] if lines else None
+    except (OSError, ValueError):
         return None
 
 

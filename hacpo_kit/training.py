@@ -263,7 +263,9 @@ def _train(
             state, history = _open_run(folder, record, config, agents, state)
             config = replay(folder, state.step, config)
         config = _changed(config, config.replace(**changes), problems, changed, state.step)
-        changes.clear()  # on record from now on, and not to be made again should a worker be lost
+        if changed is not None:
+            changed.write()  # on record, or nothing begins: unlike a callback, nobody asks for it again after a stop
+        changes.clear()  # not to be made again should a worker be lost
         started, end = time.perf_counter() - state.seconds, watch.pressed
         with _reporter(mode, steps, state.step) as report:
             if not history:

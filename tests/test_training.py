@@ -981,6 +981,30 @@ def test_a_change_that_a_full_disk_cannot_take_is_recorded_with_the_next_checkpo
     assert in_order(read_lines(folder / "changes.jsonl")) == CHANGES
 
 
+def test_a_change_asked_for_by_the_call_is_on_record_before_the_first_step(tmp_path, monkeypatch):
+    """Unlike a callback's, nobody would ask for it again after a kill."""
+    import hacpo_kit.files as files
+
+    folder, append = tmp_path / "run", files.append_lines
+
+    def full(path, rows):
+        if path.name == "changes.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        append(path, rows)
+
+    monkeypatch.setattr(files, "append_lines", full)
+    call = {"out": folder, "changes": {"lr": 3e-5}, "progress": "off"}
+    with (
+        pytest.warns(UserWarning, match=r"cannot be written.*changes\.jsonl"),
+        pytest.raises(OSError, match=r"No space left on device.*changes\.jsonl"),
+    ):
+        hk.train(agents(), problems("train", 50), CONFIG, 1, **call)
+    assert not (folder / "checkpoints").exists()
+    monkeypatch.undo()
+    assert hk.train(agents(), problems("train", 50), CONFIG, 1, **call).config.lr == 3e-5
+    assert [line["setting"] for line in read_lines(folder / "changes.jsonl")] == ["lr"]
+
+
 def test_a_read_only_folder_is_said_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
     folder = tmp_path / "run"
 
