@@ -26,10 +26,10 @@ demo: $(READY)
 
 # the tests, two files at a time; then the notebooks: as they are stored, through papermill, and run with every output compared
 test: $(READY) lint
-	$(BIN)/python -m pytest --ignore tests/test_notebooks.py --ignore tests/test_exercises.py \
+	$(BIN)/python -m pytest --ignore tests/notebooks/test_notebooks.py --ignore tests/notebooks/test_exercises.py \
 		-n 2 --dist loadfile --no-loadscope-reorder --durations 5
 	$(SAME) $(ANEW) $(BIN)/python -m pytest $$($(SAME) $(BIN)/python tests/numerics.py) --nbval-sanitize-with tests/nbval.cfg \
-		-n 2 --dist loadfile --durations 5 tests/test_notebooks.py tests/test_exercises.py $(NOTEBOOKS)
+		-n 2 --dist loadfile --durations 5 tests/notebooks/test_notebooks.py tests/notebooks/test_exercises.py $(NOTEBOOKS)
 
 # the vLLM engine on a CPU, in an environment of its own: vLLM brings its own versions of much
 VLLM := .venv-vllm/bin
@@ -47,7 +47,7 @@ test-vllm: setup-vllm
 
 # agents in Ray workers, on a local cluster, in the same environment
 test-ray: setup-vllm
-	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/test_ray.py
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/models/test_ray.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ import torch
 from measuring import memory, random_reward, surroundings
 
 import hacpo_kit as hk
-from hacpo_kit.files import write_json
+from hacpo_kit.common.files import write_json
 from hacpo_kit.rewards import boxed_math, score
 
 ROOT = Path(__file__).resolve().parent.parent

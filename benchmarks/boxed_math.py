@@ -24,7 +24,7 @@ import psutil
 from measuring import surroundings
 
 from hacpo_kit import rewards
-from hacpo_kit.files import write_json
+from hacpo_kit.common.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 WANTED = {"gsm8k": 800, "math": 300}  # answers a second on two cores

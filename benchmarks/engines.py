@@ -17,7 +17,7 @@ import torch
 from measuring import surroundings
 
 import hacpo_kit as hk
-from hacpo_kit.files import write_json
+from hacpo_kit.common.files import write_json
 from hacpo_kit.rollouts import sample
 
 ROOT = Path(__file__).resolve().parent.parent

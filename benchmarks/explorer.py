@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import hacpo_kit as hk  # noqa: E402
-from hacpo_kit.experience import COLUMNS, Experience  # noqa: E402
-from hacpo_kit.files import write_json  # noqa: E402
-from hacpo_kit.whatif import Replay  # noqa: E402
+from hacpo_kit.common.files import write_json  # noqa: E402
+from hacpo_kit.runs.experience import COLUMNS, Experience  # noqa: E402
+from hacpo_kit.views.whatif import Replay  # noqa: E402
 from tests.browser import jupyter  # noqa: E402
 
 SIZES = {2_000: 150.0, 20_000: 400.0}  # rollouts → median that a move may take (ms)
@@ -89,7 +89,7 @@ def open_explorer(context, lab, size: int):
     """A tab with the explorer of a made-up step, drawn and watched."""
     made_up(size).save(lab.folder / f"{size}.parquet")
     cell = (
-        "import hacpo_kit as hk\nfrom hacpo_kit.experience import Experience\n"
+        "import hacpo_kit as hk\nfrom hacpo_kit.runs.experience import Experience\n"
         f"hk.widgets.explorer(Experience.load('{size}.parquet'))"
     )
     page = jupyter.open_notebook(context, lab, jupyter.notebook(f"n{size}.ipynb", [cell], lab))
@@ -115,7 +115,7 @@ def made_up(size: int, *, seed: int = 0) -> Experience:
         "prompt": [f"{p % 90}+{p % 70}=" for p in problem], "gold": [str(p % 90 + p % 70) for p in problem],
         "sample": np.arange(size) % 8, "text": [f"{i % 9}+{i % 7}={i % 9 + i % 7};\\boxed{{{i % 160}}}" for i in range(size)],
         "ended": True, "reward": reward, "status": np.where(reward > 0, "correct", "wrong"), "own": own,
-        "minibatch": pd.array(m, dtype="Int32"), "left_out": "", "source_mean_logp": -0.4 * rng.random(size).astype(np.float32),
+        "minibatch": pd.array(m, dtype="Int32"), "excluded": "", "source_mean_logp": -0.4 * rng.random(size).astype(np.float32),
         "ratio": ratio.astype(np.float32), "advantage": np.float32(0), "weight": np.float32(1), "clipped": False, "lower": 0.8,
     }  # fmt: skip
     capability = hk.Capability()

@@ -17,9 +17,9 @@ import warnings
 from pathlib import Path
 
 import hacpo_kit as hk
-from hacpo_kit.benchmarks import BENCHMARKS
-from hacpo_kit.problems import FILE_TYPES
 from hacpo_kit.rewards import score
+from hacpo_kit.tasks.benchmarks import BENCHMARKS
+from hacpo_kit.tasks.problems import FILE_TYPES
 
 SHUFFLES = 5
 

@@ -9,7 +9,7 @@ Three parts, each only if there is time left for it; what was skipped stands in 
 - learn: the built-in pair trains on the device and, with the same seed, on the CPU: both must learn;
 - speed: models in the shape of Qwen3-0.6B and Llama-3.2-1B with random weights sample, score and update through the
   package's own functions, in bfloat16 with float32 masters; plain, with gradient checkpointing, and with idle parts in
-  host memory; the most memory that was held, beside what `hacpo_kit.memory.estimate` says. With vLLM, if it is installed.
+  host memory; the most memory that was held, beside what `hacpo_kit.models.memory.estimate` says. With vLLM, if it is installed.
 
 Model FLOPs, as usually counted: a forward pass takes 2·(N·T + V·R) + 2·L·H·ΣT², a backward pass twice that. N: weights of
 the layers' matrices; T: tokens; V: weights of the output head, which sees the R response tokens only; L: layers; H: width
@@ -37,11 +37,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
 import hacpo_kit as hk
-from hacpo_kit.files import write_json
-from hacpo_kit.memory import estimate
+from hacpo_kit.common.files import write_json
+from hacpo_kit.models.memory import estimate
 from hacpo_kit.records import Batch, Pool
 from hacpo_kit.rollouts import score
-from hacpo_kit.saving import versions
+from hacpo_kit.runs.checkpoints import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -323,7 +323,7 @@ def measured_update(
 
 def vllm(name: str, device: torch.device, size: Size, small: bool) -> dict[str, Any]:
     """Rollout by vLLM, and what it takes to give it new weights."""
-    from hacpo_kit.engines.vllm import VLLM
+    from hacpo_kit.models.engines.vllm import VLLM
 
     options = {"gpu_memory_utilization": 0.5} if device.type == "cuda" else {}
     engine = VLLM(enforce_eager=True, max_model_len=size.prompt_tokens + size.new_tokens + 8, **options)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from measuring import surroundings
 
-from hacpo_kit.files import write_json
+from hacpo_kit.common.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = "import hacpo_kit as hk; [getattr(hk, name) for name in hk.__all__ if name not in hk._MODULES]"

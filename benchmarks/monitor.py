@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browser import jupyter  # noqa: E402
 
-from hacpo_kit.files import write_json  # noqa: E402
+from hacpo_kit.common.files import write_json  # noqa: E402
 
 SETUP = """
 import torch

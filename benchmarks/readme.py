@@ -14,8 +14,9 @@ from pathlib import Path
 import pandas as pd
 from scaling import TOLD
 
-from hacpo_kit import compare, plots
-from hacpo_kit.files import read_json, write_text
+from hacpo_kit.common.files import read_json, write_text
+from hacpo_kit.experiments import compare
+from hacpo_kit.views import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = ROOT / "reports" / "study" / "study.parquet"

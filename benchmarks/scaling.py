@@ -8,7 +8,7 @@ made up. The growth of each part is the slope of log seconds against log quantit
 fixed costs no longer hide it: 1 is linear, 2 quadratic. Every value is measured in processes of its own, one in each of
 several rounds over all values, so that other load meets all; the median counts. Memory is the most that it had in a step
 (Linux), less what it had after a small step, before the agents were made. δ_step is 0, since more mini-batches would else shut
-the band within a step, and foreign rollouts cost less.
+the band within a step, and peer rollouts cost less.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from measuring import PARTS, memory, random_reward, surroundings
 from transformers import AutoModelForCausalLM
 
 import hacpo_kit as hk
-from hacpo_kit.files import write_json
+from hacpo_kit.common.files import write_json
 from hacpo_kit.rewards import boxed_math
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,8 +15,8 @@ from pathlib import Path
 import pandas as pd
 
 import hacpo_kit as hk
-from hacpo_kit.evaluation import evaluate
-from hacpo_kit.files import read_lines, write_json
+from hacpo_kit.common.files import read_lines, write_json
+from hacpo_kit.runs.evaluation import evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ("gspo", "hacpo")

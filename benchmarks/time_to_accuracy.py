@@ -23,7 +23,7 @@ import torch
 from measuring import PARTS, surroundings
 
 import hacpo_kit as hk
-from hacpo_kit.files import write_json
+from hacpo_kit.common.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 COSTS = ("seconds", "rollouts", "tokens", "seconds_between", "rollouts_between", "tokens_between")

@@ -25,7 +25,7 @@ from measuring import memory, surroundings
 from torch.profiler import ProfilerActivity, profile
 
 import hacpo_kit as hk
-from hacpo_kit.files import write_json
+from hacpo_kit.common.files import write_json
 from hacpo_kit.records import Pool, Rollout
 from hacpo_kit.rollouts import score
 

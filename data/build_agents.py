@@ -1,4 +1,4 @@
-"""Build the small agents that ship with hacpo_kit, from one seed and no foreign data.
+"""Build the small agents that ship with hacpo_kit, from one seed and no peer data.
 
 Skill first, then style: every agent first learns to solve by worked steps, nearly perfectly; a short second training
 mixes in a careless habit (a boxed guess, right 15 % of the time) while rehearsing the skill. Reinforcement learning then

@@ -38,11 +38,11 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from hacpo_kit.agents import Agent, load_agent
-from hacpo_kit.files import replacing
-from hacpo_kit.problems import Problem
+from hacpo_kit.common.files import replacing
+from hacpo_kit.models.agents import Agent, load_agent
 from hacpo_kit.rewards import score
 from hacpo_kit.rollouts import sample
+from hacpo_kit.tasks.problems import Problem
 
 # ── 1. The task ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,28 +10,33 @@ __version__ = "0.1.0"
 # A name is imported when it is first used: torch takes seconds, and not every process needs it.
 _HOME = {
     "advantages": "Capability advantage",
-    "agents": "Agent load_agent load_agents",
     "config": "Config",
-    "evaluation": "evaluate",
-    "export": "export_verl",
-    "problems": "Problem load_problems",
+    "experiments.sweeps": "read_runs sweep",
+    "export.verl": "export_verl",
+    "models.agents": "Agent load_agent load_agents",
     "records": "Pool",
     "rewards": "boxed_math reward",
     "rollouts": "rollout",
-    "saving": "State restore save",
-    "scoreboard": "evaluate_sets",
-    "sweeps": "read_runs sweep",
+    "runs.checkpoints": "State restore save",
+    "runs.evaluation": "evaluate",
+    "runs.scoreboard": "evaluate_sets",
+    "tasks.problems": "Problem load_problems",
     "training": "resume step train",
     "updates": "update",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
-_MODULES = ("compare", "experiments", "plots", "widgets")
+_MODULES = {
+    "compare": "experiments.compare",
+    "experiments": "experiments",
+    "plots": "views.plots",
+    "widgets": "views.widgets",
+}
 __all__ = sorted([*_MODULE_OF, *_MODULES])
 
 
 def __getattr__(name: str):
     if name in _MODULES:
-        return import_module(f"hacpo_kit.{name}")
+        return import_module(f"hacpo_kit.{_MODULES[name]}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'hacpo_kit' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"hacpo_kit.{_MODULE_OF[name]}"), name)

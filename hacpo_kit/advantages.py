@@ -16,7 +16,7 @@ from hacpo_kit.config import Config
 from hacpo_kit.records import Batch, Pool, Rollout
 
 if TYPE_CHECKING:
-    from hacpo_kit.agents import Agent
+    from hacpo_kit.models.agents import Agent
 
 FLOOR = 1e-8  # smallest P̂ in a ratio, so that an agent that never succeeds divides nothing by zero
 OMEGA_MIN, OMEGA_MAX = 0.1, 10.0
@@ -220,9 +220,9 @@ def _check_group_input(rewards, prompts, sources, learner, equal_counts) -> None
 
 
 def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) -> Batch:
-    """The learner's own view of a scored pool: its tokens, advantages, weights ω, own or foreign (eqs. 6-10).
+    """The learner's own view of a scored pool: its tokens, advantages, weights ω, own or peer (eqs. 6-10).
 
-    Rollouts that this learner cannot use are left out and counted by reason in `Batch.left_out`.
+    Rollouts that this learner cannot use are left out and counted by reason in `Batch.excluded`.
 
     Raises ValueError if the pool has no rewards, or misses rollouts of an agent for a problem (named).
     """
@@ -238,11 +238,11 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
     # sources by name: neither sums nor mini-batches may depend on the order in which the agents were given
     usable.sort(key=lambda i: pool.rollouts[i].source)
     offered = sum(r.source in taught_by for r in pool)
-    left_out = {"unscorable": offered - len(usable)} if offered > len(usable) else {}
+    excluded = {"unscorable": offered - len(usable)} if offered > len(usable) else {}
     compares = config.discrepancy or (config.capability_baseline and config.cross_baseline == "learner")
     if compares and len(taught_by) > 1 and usable and agent.name not in capability:
         # without a reward in the whole window there is no P̂ to compare the others with
-        left_out["no_capability"], usable = len(usable), []
+        excluded["no_capability"], usable = len(usable), []
 
     rollouts = [pool.rollouts[i] for i in usable]
     group = group_advantages(
@@ -256,20 +256,20 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
         cross_baseline=config.cross_baseline,
         equal_counts=False,  # completeness was checked above; what is missing now is unscorable
     )
-    advantages, rested = group.advantages.float(), 0
-    if config.rest_when_solved:
+    advantages, solved_prompts = group.advantages.float(), 0
+    if config.exclude_solved:
         solved = solved_prompts(rollouts, agent.name)
         advantages[[r.problem in solved for r in rollouts]] = 0.0
-        rested = len(solved)
-    # foreign rollouts: A · ω(j, k), so that a stronger source counts more
-    foreign = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
-    omega = dict.fromkeys(taught_by, 1.0) | {s: capability.ratio(s, agent.name) for s in foreign}
+        solved_prompts = len(solved)
+    # peer rollouts: A · ω(j, k), so that a stronger source counts more
+    peer = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
+    omega = dict.fromkeys(taught_by, 1.0) | {s: capability.ratio(s, agent.name) for s in peer}
     kept, prompts, responses = [], [], []
     tokens = learner_tokens(pool, agent, config.count_eos)
     for row, rollout in enumerate(rollouts):
         view = tokens(rollout)
         if isinstance(view, str):
-            left_out[view] = left_out.get(view, 0) + 1
+            excluded[view] = excluded.get(view, 0) + 1
             continue
         kept.append(row)
         prompts.append(view[0])
@@ -286,8 +286,8 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
         own=torch.tensor(own, dtype=torch.bool),
         index=tuple(usable[row] for row in kept),
         pool=pool,
-        left_out=left_out,
-        rested=rested,
+        excluded=excluded,
+        solved_prompts=solved_prompts,
     )
 
 

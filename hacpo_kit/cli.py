@@ -39,7 +39,7 @@ def run(notebook: str, parameters: tuple[tuple[str, str], ...], name: str | None
 
     Example: hacpo-kit run -p method gspo -p steps 20 -p seed 1
     """
-    from hacpo_kit import experiments
+    from hacpo_kit.experiments import notebooks as experiments
 
     with _readable_errors():
         source = experiments.find_notebook(notebook)
@@ -88,7 +88,9 @@ def report(folder: str, parameters: tuple[tuple[str, str], ...], out: str | None
 
     Example: hacpo-kit report reports/runs --out reports/mine.html
     """
-    from hacpo_kit import compare, experiments, files
+    from hacpo_kit.common import files
+    from hacpo_kit.experiments import compare
+    from hacpo_kit.experiments import notebooks as experiments
 
     source = Path(folder)
     page = Path(out) if out else source / "report.html" if source.is_dir() else source.with_suffix(".html")
@@ -132,7 +134,7 @@ def sweep(grid: str, out: str | None, dry_run: bool, quiet: bool, **options) -> 
     The same command goes on: finished runs are skipped, others continue where they stand. Ctrl-C ends the runs after
     their step. Exit status 1 if a run failed.
     """
-    from hacpo_kit import grids, sweeps
+    from hacpo_kit.experiments import grids, sweeps
 
     with _readable_errors():
         plan = grids.read_grid(grid)
@@ -181,7 +183,7 @@ def evaluate(
     Example: hacpo-kit eval tiny-model-pair after=path/to/agents/qwen3-sums --on sums,differences,larger
     """
     with _readable_errors("where it stopped"):
-        from hacpo_kit.scoreboard import evaluate_sets
+        from hacpo_kit.runs.scoreboard import evaluate_sets
 
         names = [name for given in sets for part in given.split(",") if (name := part.strip())]
         how = {"k": k, "samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens, "limit": limit}
@@ -220,8 +222,8 @@ def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt
     -p agents Qwen/Qwen3-1.7B-Base,Qwen/Qwen3-4B-Base
     """
     with _readable_errors():
-        from hacpo_kit import export
         from hacpo_kit.config import coerce
+        from hacpo_kit.export import verl as export
 
         if folder is not None and pair is not None:
             raise ValueError("--run and --pair: give one of them")
@@ -260,7 +262,7 @@ def doctor(agents, settings, pair, device_memory, out, as_json, **options) -> No
     with _readable_errors():
         given = dict(settings)
         config = Config.preset(given.pop("method", "hacpo"), pair=pair, **settings_from_text(given))
-        from hacpo_kit.doctor import examine, told
+        from hacpo_kit.models.doctor import examine, told
 
         memory = {} if device_memory is None else {"device_memory": int(device_memory * 2**30)}
         report = examine(agents, config, folder=out, **memory, **options)

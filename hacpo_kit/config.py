@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hacpo_kit.files import read_json
+from hacpo_kit.common.files import read_json
 
-VERSION = 1  # of the stored form; a config of another version is refused with a reason
+VERSION = 2  # of the stored form; a config of another version is refused with a reason
 
 
 def _setting(default: Any, meaning: str, *, unit: str = "–", source: str = "") -> Any:
@@ -46,25 +46,25 @@ class Config:
     # Capability and advantage
     window: int = _setting(5, "steps over which mean rewards are averaged, K", unit="steps", source="eqs. 8-9")
     capability_baseline: bool = _setting(
-        True, "scale foreign rewards by ω(learner, source) in the baseline", source="eq. 6"
+        True, "scale peer rewards by ω(learner, source) in the baseline", source="eq. 6"
     )
     binary_guard: bool = _setting(
         True, "0/1 rewards: a baseline above 1 becomes the learner's own mean", source="recipe"
     )
     cross_baseline: Literal["learner", "source"] = _setting(
-        "learner", "whose baseline a foreign rollout gets", source="eqs. 10, 50"
+        "learner", "whose baseline a peer rollout gets", source="eqs. 10, 50"
     )
-    discrepancy: bool = _setting(True, "scale foreign advantages by ω(source, learner)", source="eq. 10")
-    rest_when_solved: bool = _setting(
+    discrepancy: bool = _setting(True, "scale peer advantages by ω(source, learner)", source="eq. 10")
+    exclude_solved: bool = _setting(
         False, "a problem that the learner solves in all its own rollouts teaches it nothing", source="ours"
     )
 
     # Importance ratio and clip
     ratio: Literal["sequence", "token"] = _setting("sequence", "level of the importance ratio", source="eq. 11")
-    foreign: Literal["band", "gspo"] = _setting(
-        "band", "clip of foreign rollouts: HACPO's band, or as if they were own", source="eqs. 12-14"
+    peer_update: Literal["hacpo", "own"] = _setting(
+        "hacpo", "clip of peer rollouts: HACPO's band, or as if they were own", source="eqs. 12-14"
     )
-    alpha: float = _setting(1.0, "exponent of the stopped ratio in a foreign weight, α", source="eq. 12")
+    alpha: float = _setting(1.0, "exponent of the stopped ratio in a peer weight, α", source="eq. 12")
     delta: float = _setting(0.2, "width of the band at the first update of a step, δ", source="eq. 13")
     delta_step: float = _setting(0.025, "by how much the band narrows with each update, δ_step", source="eq. 14")
     eps_low: float = _setting(3e-4, "own ratio: lower clip distance", source="eq. 49")
@@ -80,7 +80,7 @@ class Config:
         source="ours",
     )
     minibatch_order: Literal["mixed", "own_first"] = _setting(
-        "mixed", "own and foreign rollouts shuffled together, or all own ones first", source="recipe: own_first"
+        "mixed", "own and peer rollouts shuffled together, or all own ones first", source="recipe: own_first"
     )
     microbatch_tokens: int = _setting(16384, "padded tokens in one forward and backward pass", unit="tokens")
     lr: float = _setting(1e-4, "learning rate of AdamW (paper: 1e-6)")
@@ -208,7 +208,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "gspo": _OWN,
     "gspo_x2": {**_OWN, "oversample": 2},
     "grpo": {**_OWN, "ratio": "token", "eps_low": 0.2, "eps_high": 0.28},
-    "naive": {"capability_baseline": False, "discrepancy": False, "foreign": "gspo"},
+    "naive": {"capability_baseline": False, "discrepancy": False, "peer_update": "own"},
     # ours, not the paper's: sharing adds rollouts to each update instead of updates to each step
     "hacpo_equal": {"equal_updates": True},
     # ablations of hacpo

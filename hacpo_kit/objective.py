@@ -93,7 +93,7 @@ def sequence_ratio(
 
 
 def clip_band(updates_made: int, delta: float, delta_step: float) -> tuple[float, float]:
-    """Bounds of the importance ratio inside which a foreign rollout still teaches (eqs. 13-14).
+    """Bounds of the importance ratio inside which a peer rollout still teaches (eqs. 13-14).
 
     >>> clip_band(0, delta=0.2, delta_step=0.025), clip_band(8, delta=0.2, delta_step=0.025)
     ((0.8, 1.0), (1.0, 1.0))
@@ -103,12 +103,14 @@ def clip_band(updates_made: int, delta: float, delta_step: float) -> tuple[float
 
 
 def lower_bound(updates_made: int, config: Config) -> float:
-    """The smallest ratio with which a foreign rollout still teaches, whatever the sign of its advantage.
+    """The smallest ratio with which a peer rollout still teaches, whatever the sign of its advantage.
 
-    With foreign="gspo" it teaches below it too, if its advantage is positive.
+    With peer_update="own" it teaches below it too, if its advantage is positive.
     """
     return (
-        1 - config.eps_low if config.foreign == "gspo" else clip_band(updates_made, config.delta, config.delta_step)[0]
+        1 - config.eps_low
+        if config.peer_update == "own"
+        else clip_band(updates_made, config.delta, config.delta_step)[0]
     )
 
 
@@ -122,7 +124,7 @@ def hacpo_loss(
     updates_made: int,
     config: Config,
 ) -> LossOutput:
-    """Loss of one mini-batch of own and foreign rollouts (eqs. 12-14 and 47-53).
+    """Loss of one mini-batch of own and peer rollouts (eqs. 12-14 and 47-53).
 
     `weights` is ω(source, learner), 1 for own rollouts; `updates_made` counts the learner's updates inside this step.
     On policy the loss value is about zero while its gradient is not: read the gradient norm, not the loss.
@@ -156,15 +158,15 @@ def sequence_objective(
     low, high = 1 - config.eps_low, 1 + config.eps_high
     own_objective = torch.minimum(s * advantages, s.clamp(low, high) * advantages)
     own_clipped = ((s > high) & (advantages > 0)) | ((s < low) & (advantages < 0))
-    if config.foreign == "gspo":  # naive sharing: every rollout is treated as if it were own
+    if config.peer_update == "own":  # naive sharing: every rollout is treated as if it were own
         return own_objective * weights, own_clipped
 
-    # foreign: c·sg[c]^α·ω(j,k)·A with c = clip(s, lower(m), 1): no min, so outside the band both signs of A stop
+    # peer: c·sg[c]^α·ω(j,k)·A with c = clip(s, lower(m), 1): no min, so outside the band both signs of A stop
     lower, upper = clip_band(updates_made, config.delta, config.delta_step)
     c = s.clamp(lower, upper)
-    foreign_objective = c * c.detach() ** config.alpha * weights * advantages
-    foreign_clipped = (s < lower) | (s > upper)
-    return torch.where(own, own_objective, foreign_objective), torch.where(own, own_clipped, foreign_clipped)
+    peer_objective = c * c.detach() ** config.alpha * weights * advantages
+    peer_clipped = (s < lower) | (s > upper)
+    return torch.where(own, own_objective, peer_objective), torch.where(own, own_clipped, peer_clipped)
 
 
 def grpo_loss(

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hacpo_kit.problems import Problem
-from hacpo_kit.verifier import last_box, same_text
+from hacpo_kit.tasks.problems import Problem
+from hacpo_kit.tasks.verifier import last_box, same_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +95,7 @@ class Pool:
         return {p.id: p for p in self.problems}
 
     @property
-    def telling_problem(self) -> int:
+    def informative_problem(self) -> int:
         """Position of the first problem on which rewards differ, since on others nothing is learned; 0 if there is none."""
         rewards: dict[str, set[float | None]] = {}
         for r in self.rollouts:
@@ -224,11 +224,11 @@ class Batch:
     own: Bool[Tensor, "rollout"]
     index: tuple[int, ...]  # position of each rollout in the pool
     pool: Pool
-    left_out: Mapping[str, int] = field(default_factory=dict)  # reason → rollouts
-    rested: int = 0  # problems whose advantages are zero because the learner has solved them (rest_when_solved)
+    excluded: Mapping[str, int] = field(default_factory=dict)  # reason → rollouts
+    solved_prompts: int = 0  # problems whose advantages are zero because the learner has solved them (exclude_solved)
 
     def __repr__(self) -> str:
-        out = f", left out {dict(self.left_out)}" if self.left_out else ""
+        out = f", left out {dict(self.excluded)}" if self.excluded else ""
         return f"Batch({len(self)} rollouts for {self.learner!r}, {int(self.own.sum())} of them its own{out})"
 
     def __len__(self) -> int:
@@ -245,7 +245,9 @@ class Batch:
         tensors = ("source_mean_logp", "advantages", "weights", "own")
         rows = list(rows)
         picked = {name: tuple(getattr(self, name)[i] for i in rows) for name in columns}
-        return replace(self, **picked, **{name: getattr(self, name)[rows] for name in tensors}, left_out={}, rested=0)
+        return replace(
+            self, **picked, **{name: getattr(self, name)[rows] for name in tensors}, excluded={}, solved_prompts=0
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +255,7 @@ class MiniBatch:
     """What one optimiser update saw and did; arrays have one entry a rollout."""
 
     updates_made: int  # m: updates this learner had already made in this step
-    lower: float  # lower bound of the band for foreign rollouts
+    lower: float  # lower bound of the band for peer rollouts
     index: np.ndarray  # position in the pool
     own: Bool[np.ndarray, "rollout"]
     ratio: Float[np.ndarray, "rollout"]
@@ -266,10 +268,10 @@ class MiniBatch:
     kl: float | None  # nats per token, own rollouts; None without β or own rollouts
 
     def clip_fraction(self, who: str, side: str) -> float | None:
-        """Share of own or foreign rollouts that gave no gradient: ratio too "low" or too "high"; None if there are none."""
+        """Share of own or peer rollouts that gave no gradient: ratio too "low" or too "high"; None if there are none."""
         whose = self.own if who == "own" else ~self.own
         beyond = self.ratio < 1 if side == "low" else self.ratio > 1
-        # a foreign ratio of exactly 1 is inside every band
+        # a peer ratio of exactly 1 is inside every band
         return float((self.clipped & beyond)[whose].mean()) if whose.any() else None
 
 
@@ -279,7 +281,7 @@ class StepStats:
 
     learner: str
     minibatches: tuple[MiniBatch, ...]
-    left_out: Mapping[str, int]
+    excluded: Mapping[str, int]
     sources: tuple[str, ...]  # source of each rollout of the pool, so that index → source
     moved: Mapping[str, float] = field(default_factory=dict)  # what moving idle parts cost since the last update
 
@@ -311,7 +313,7 @@ class StepStats:
     def metrics(self) -> dict[str, float]:
         """Numbers of the whole update; names as in `METRICS`."""
         if not self.minibatches:
-            return {"updates": 0, **{f"left_out_{k}": v for k, v in self.left_out.items()}, **self.moved}
+            return {"updates": 0, **{f"excluded_{k}": v for k, v in self.excluded.items()}, **self.moved}
         mbs = self.minibatches
         columns = ("own", "ratio", "clipped", "weights")
         own, ratio, clipped, weights = (np.concatenate([getattr(mb, k) for mb in mbs]) for k in columns)
@@ -324,14 +326,14 @@ class StepStats:
         }
         if kls := [(mb.kl, mb.own.sum()) for mb in mbs if mb.kl is not None]:
             out["kl"] = float(np.average([kl for kl, _ in kls], weights=[count for _, count in kls]))
-        for who, whose in (("own", own), ("foreign", ~own)):
+        for who, whose in (("own", own), ("peer", ~own)):
             if whose.any():
                 s, hit = ratio[whose], clipped[whose]
                 out |= {f"{who}_ratio_mean": s.mean(), f"{who}_ratio_min": s.min(), f"{who}_ratio_max": s.max()}
                 out |= {f"clip_{who}_low": (hit & (s < 1)).mean(), f"clip_{who}_high": (hit & (s > 1)).mean()}
         if (~own).any():
-            out["foreign_weight"] = weights[~own].mean()
-        out |= {f"left_out_{reason}": count for reason, count in self.left_out.items()}
+            out["peer_weight"] = weights[~own].mean()
+        out |= {f"excluded_{reason}": count for reason, count in self.excluded.items()}
         return {k: float(v) for k, v in {**out, **self.moved}.items()}
 
 
@@ -365,14 +367,14 @@ METRICS = {
     "lr": "learning rate of the last update",
     "kl": "KL to the initial policy on own rollouts (nats per token); only with beta > 0",
     "own_ratio_mean": "importance ratio s of own rollouts: mean (also _min, _max)",
-    "foreign_ratio_mean": "importance ratio s of foreign rollouts: mean (also _min, _max)",
+    "peer_ratio_mean": "importance ratio s of peer rollouts: mean (also _min, _max)",
     "clip_own_low": "share of own rollouts so low in ratio that they give no gradient (also _high); grpo: with a clipped token",
-    "clip_foreign_low": "share of foreign rollouts below the band (also clip_foreign_high)",
-    "foreign_weight": "mean ω(source, learner) over the foreign rollouts used",
+    "clip_peer_low": "share of peer rollouts below the band (also clip_peer_high)",
+    "peer_weight": "mean ω(source, learner) over the peer rollouts used",
     "bytes_moved": "between device and host since the last update, both ways (bytes); only with offload",
     "seconds_moving": "time of these moves (s); only with offload",
-    "rested": "share of problems that the learner solved in all its rollouts, so that others teach it nothing; rest_when_solved",
-    "left_out_*": "rollouts not used by this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
+    "solved_prompts": "share of problems that the learner solved in all its rollouts, so that others teach it nothing; exclude_solved",
+    "excluded_*": "rollouts not used by this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
     "avg@k": "evaluation: mean reward over k answers to each test problem (k written as its number)",
     "best@k": "evaluation: unbiased chance that at least one of k answers is right (k written as its number)",
     "avg@k/*": "the same on a further test set, by its name; before training and at the end of the run",

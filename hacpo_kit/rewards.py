@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hacpo_kit.verifier import MAX_CHARS, integer, last_box
+from hacpo_kit.tasks.verifier import MAX_CHARS, integer, last_box
 
 if TYPE_CHECKING:
     from hacpo_kit.records import Pool, Rollout
 
-WORKER_SCRIPT = Path(__file__).with_name("verifier.py")
+WORKER_SCRIPT = Path(__file__).with_name("tasks") / "verifier.py"
 MEMORY_LIMIT = 2**30  # bytes of resident memory; a worker beyond it is replaced
 START_LIMIT = 120.0  # seconds for a worker to import math-verify; never part of an item's time
 POLL = 0.05  # seconds between two looks at a busy worker's memory and at the caller's wish to stop
@@ -432,7 +432,7 @@ def reward(
 
 
 def _name_rollout(error: ValueError, pool: Pool, rollout: Rollout) -> None:
-    from hacpo_kit.faults import with_fault
+    from hacpo_kit.common.faults import with_fault
     from hacpo_kit.records import named
 
     problem = pool.problem(rollout.problem)

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from hacpo_kit.agents import Agent, as_list, each, microbatches
-from hacpo_kit.engines import Answer
-from hacpo_kit.engines import transformers as transformers_engine
-from hacpo_kit.faults import with_fault
-from hacpo_kit.memory import out_of_memory, smaller_passes, told
+from hacpo_kit.common.faults import with_fault
+from hacpo_kit.models.agents import Agent, as_list, each, microbatches
+from hacpo_kit.models.engines import Answer
+from hacpo_kit.models.engines import transformers as transformers_engine
+from hacpo_kit.models.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.records import Pool, Rollout, derive_seed, engine_gap, named
 
 if TYPE_CHECKING:
-    from hacpo_kit.problems import Problem
+    from hacpo_kit.tasks.problems import Problem
 
 # Mean distance of an engine's log-probs from the trainer's up to which it is rounding (nats). Measured with vLLM on a CPU:
 # float32 4e-7 (built-in agents) and 1e-5 (SmolLM2-135M); bf16 0.05 (SmolLM2-135M: logits near 20 are rounded by 0.06).
@@ -63,7 +63,7 @@ def rollout(
     start = time.perf_counter()
     with tqdm(total=total, desc="rollout", unit="rollout", disable=not progress, leave=None) as bar:
         written = each(agents, _answers, problems, n, how, scoring_tokens, bar=bar)
-    share_out(timings, time.perf_counter() - start, [times for _, times in written])
+    divide_time(timings, time.perf_counter() - start, [times for _, times in written])
     rollouts = tuple(r for mine, _ in written for r in mine)
     updates = {agent.name: agent.updates for agent in agents}
     return Pool(rollouts, tuple(problems), tuple(updates), n, temperature, updates)
@@ -260,7 +260,7 @@ def _warn_if_engine_differs(agent: Agent, rollouts: Sequence[Rollout]) -> None:
         )
 
 
-def share_out(timings: dict[str, float] | None, seconds: float, parts: Sequence[Mapping[str, float]]) -> None:
+def divide_time(timings: dict[str, float] | None, seconds: float, parts: Sequence[Mapping[str, float]]) -> None:
     """Adds wall time to timings, divided as the agents' own times are: in workers, many run at once."""
     if timings is None:
         return

@@ -22,27 +22,27 @@ import torch
 from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
-from hacpo_kit.agents import Agent, as_list, check_names, each, load_agent
-from hacpo_kit.changes import FILE as CHANGES
-from hacpo_kit.changes import FIXED, check_change, record_change, replay, wanted_config
+from hacpo_kit.common.faults import keep_faults
+from hacpo_kit.common.files import Lines, locked, read_steps, remove_leftovers, truncate_lines, write_json
 from hacpo_kit.config import Config, whole_number
-from hacpo_kit.evaluation import evaluate
-from hacpo_kit.experience import Experience, drop_after, path_of
-from hacpo_kit.faults import faults_kept
-from hacpo_kit.files import Lines, locked, read_steps, remove_leftovers, truncate_lines, write_json
-from hacpo_kit.live import unattended
-from hacpo_kit.problems import Problems, load_problems
+from hacpo_kit.models.agents import Agent, as_list, check_names, each, load_agent
+from hacpo_kit.models.remote import WorkerLost, load_in_workers
 from hacpo_kit.records import Batch, Pool, StepStats
-from hacpo_kit.remote import WorkerLost, load_in_workers
 from hacpo_kit.rewards import boxed_math, reward
-from hacpo_kit.rollouts import rollout, share_out, timed
-from hacpo_kit.saving import State, checkpoints, read_record, restore_newest, save_checkpoint, versions
+from hacpo_kit.rollouts import divide_time, rollout, timed
+from hacpo_kit.runs.changes import FILE as CHANGES
+from hacpo_kit.runs.changes import FIXED, check_change, record_change, replay, requested_config
+from hacpo_kit.runs.checkpoints import State, checkpoints, read_record, restore_newest, save_checkpoint, versions
+from hacpo_kit.runs.evaluation import evaluate
+from hacpo_kit.runs.experience import Experience, drop_after, path_of
+from hacpo_kit.tasks.problems import Problems, load_problems
 from hacpo_kit.updates import update
+from hacpo_kit.views.live import unattended
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hacpo_kit.problems import Problem
+    from hacpo_kit.tasks.problems import Problem
 
 
 LOSSES = 3  # of workers in one step, after which the run ends
@@ -95,7 +95,7 @@ def step(
     capability = capability.observe(pool)
     start = time.perf_counter()
     learned = each(agents, _learn, pool, capability, config)
-    share_out(timings, time.perf_counter() - start, [times for *_, times in learned])
+    divide_time(timings, time.perf_counter() - start, [times for *_, times in learned])
     names = [agent.name for agent in agents]
     batches, stats = ({name: parts[i] for name, parts in zip(names, learned, strict=True)} for i in (0, 1))
     known = [name for name in names if name in capability]  # without a scorable rollout there is no capability
@@ -107,7 +107,7 @@ def step(
                 **({"capability": capability[n]} if n in known else {}),
                 **pool.metrics(n),
                 **stats[n].metrics(),
-                **({"rested": batches[n].rested / len(pool.problems)} if config.rest_when_solved else {}),
+                **({"solved_prompts": batches[n].solved_prompts / len(pool.problems)} if config.exclude_solved else {}),
             }
             for n in names
         },
@@ -246,7 +246,7 @@ def _train(
         due = {"": test} if test is not None and (at.step % eval_every == 0 or at.step == steps) else {}
         due |= {f"/{name}": further for name, further in tests.items()} if at.step in (0, steps) else {}
         for mark, asked in due.items():
-            with timed(line, "seconds_evaluation"), faults_kept(folder, at.step):
+            with timed(line, "seconds_evaluation"), keep_faults(folder, at.step):
                 scores = _scores(agents, asked, eval_k, config, reward_function, progress=mode == "bar")
             for name, values in scores.items():
                 line["agents"].setdefault(name, {}).update({f"{m}{mark}": v for m, v in values.items()})
@@ -276,7 +276,7 @@ def _train(
                 drawn = problems.batch(state.position, config.prompts_per_step, seed=config.seed)
                 settings = {"reward_function": reward_function, "progress": mode == "bar"}
                 capability = replace(state.capability, window=config.window)  # the window may have changed
-                with faults_kept(folder, state.step + 1):
+                with keep_faults(folder, state.step + 1):
                     last = step(agents, drawn, capability, config, **settings)
                 state = state.after(last.capability, last.pool, time.perf_counter() - started)
                 last = replace(last, metrics={**state.totals, **last.metrics})
@@ -287,7 +287,7 @@ def _train(
                         _record_experience(folder, last, agents, state.step)
                 report(history[-1])
                 answers = [callback(last) for callback in callbacks]  # every callback runs, then any may end the run
-                before, config = config, _changed(config, wanted_config(answers), problems, changed, state.step)
+                before, config = config, _changed(config, requested_config(answers), problems, changed, state.step)
                 # read once: what ends here has been saved
                 end = any(a for a in answers if not isinstance(a, Config)) or watch.pressed
                 if folder is not None and (
@@ -464,7 +464,7 @@ def sample_table(result: StepResult, step: int, count: int) -> list[dict[str, An
     for name, batch in result.batches.items():
         for index, value in zip(batch.index, batch.advantages.tolist(), strict=True):
             advantages.setdefault(index, {})[name] = value
-    first = result.pool.problems[result.pool.telling_problem]
+    first = result.pool.problems[result.pool.informative_problem]
     rows, shown = [], dict.fromkeys(result.pool.agents, 0)
     for index, r in enumerate(result.pool):
         if r.problem == first.id and shown[r.source] < count:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hacpo_kit.agents import Agent, each, microbatches
+from hacpo_kit.common.faults import with_fault
 from hacpo_kit.config import Config
-from hacpo_kit.faults import with_fault
-from hacpo_kit.memory import out_of_memory, smaller_passes, told
+from hacpo_kit.models.agents import Agent, each, microbatches
+from hacpo_kit.models.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, lower_bound
 from hacpo_kit.records import Batch, MiniBatch, StepStats, derive_seed, named
 
@@ -28,7 +28,7 @@ def update(
     The result does not depend on which other agents were updated before. `before(m, part)` is called ahead of each
     optimiser update with its mini-batch, to look on: say with `gradients.gradient_parts(agent, part, config, updates_made=m)`.
 
-    Raises ValueError for a batch of another learner, and for foreign rollouts under a token-level ratio;
+    Raises ValueError for a batch of another learner, and for peer rollouts under a token-level ratio;
     FloatingPointError, naming mini-batch and rollouts, if a ratio, loss, KL or gradient is not finite: the optimiser has
     then not moved for that mini-batch, while those before it count. The error's attribute `fault` has these rollouts.
     """
@@ -41,8 +41,8 @@ def update(
         return each([agent], update, batch, config)[0]
     sources = tuple(r.source for r in batch.pool)
     if not len(batch):
-        warnings.warn(f"agent {agent.name!r} has no rollout to learn from: {dict(batch.left_out)}", stacklevel=2)
-        return StepStats(agent.name, (), batch.left_out, sources, agent.moved())
+        warnings.warn(f"agent {agent.name!r} has no rollout to learn from: {dict(batch.excluded)}", stacklevel=2)
+        return StepStats(agent.name, (), batch.excluded, sources, agent.moved())
     order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, agent.updates))
     _warn_if_band_closes(agent, batch, order, config)
     done = []
@@ -53,16 +53,16 @@ def update(
                 before(m, batch.part(rows))
             done.append(_one_update(agent, batch, rows, m, config, old))
     agent.steps += 1
-    return StepStats(agent.name, tuple(done), batch.left_out, sources, agent.moved())
+    return StepStats(agent.name, tuple(done), batch.excluded, sources, agent.moved())
 
 
 def check_batch(agent: Agent, batch: Batch, config: Config) -> None:
-    """Raises ValueError for a batch of another learner, and for foreign rollouts under a token-level ratio."""
+    """Raises ValueError for a batch of another learner, and for peer rollouts under a token-level ratio."""
     if batch.learner != agent.name:
         raise ValueError(f"this batch is the view of {batch.learner!r}, not of {agent.name!r}")
     if config.ratio == "token" and not batch.own.all():
         raise ValueError(
-            "ratio='token' cannot use the foreign rollouts of this batch: their sources' tokens are not the learner's; "
+            "ratio='token' cannot use the peer rollouts of this batch: their sources' tokens are not the learner's; "
             "build the batch with the config of this update"
         )
 
@@ -70,7 +70,7 @@ def check_batch(agent: Agent, batch: Batch, config: Config) -> None:
 def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
     """Shuffled rows in mini-batches of nearly equal size, at most `config.minibatch` rollouts each.
 
-    With `equal_updates` the limit grows with the share of foreign rollouts, so that there are as many as alone.
+    With `equal_updates` the limit grows with the share of peer rollouts, so that there are as many as alone.
     """
     size = config.minibatch
     if config.equal_updates and own.any():
@@ -89,7 +89,7 @@ def minibatches(own: Tensor, config: Config, *, seed: int) -> list[list[int]]:
 
 
 def _passes(agent: Agent, batch: Batch, rows: Sequence[int], config: Config) -> Iterator[list[int]]:
-    """The rows of one mini-batch in groups that are computed together; in half precision own and foreign ones apart."""
+    """The rows of one mini-batch in groups that are computed together; in half precision own and peer ones apart."""
     parts = [rows]
     if agent.half:
         parts = [[i for i in rows if batch.own[i]], [i for i in rows if not batch.own[i]]]
@@ -125,7 +125,7 @@ def _old_logps(agent: Agent, batch: Batch, order: list[list[int]], config: Confi
 def _that_teach(agent: Agent, batch: Batch, rows: Sequence[int], m: int, config: Config) -> tuple[list[int], list[int]]:
     """Rows that are computed with their gradient, and rows that get a pass forward first, a third of the work.
 
-    Advantage 0, without a KL, leaves no gradient, nor does a clipped ratio, which half of the foreign rollouts or more have
+    Advantage 0, without a KL, leaves no gradient, nor does a clipped ratio, which half of the peer rollouts or more have
     and, after the first mini-batch, half of the own. A token-level clip leaves the other tokens' gradient. In half precision
     an own ratio is only right in the pass that also had the old log-probabilities.
     """
@@ -311,7 +311,7 @@ def _not_finite(agent: Agent, batch: Batch, rows: Sequence[int], m: int, what: s
 
 def _warn_if_band_closes(agent: Agent, batch: Batch, order: list[list[int]], config: Config) -> None:
     """δ_step can close the band inside one step: later mini-batches then learn nothing from others."""
-    if config.sources == "own" or config.foreign == "gspo":
+    if config.sources == "own" or config.peer_update == "own":
         return
     shut = [
         m
@@ -320,7 +320,7 @@ def _warn_if_band_closes(agent: Agent, batch: Batch, order: list[list[int]], con
     ]
     if shut:
         warnings.warn(
-            f"agent {agent.name!r}: from mini-batch {shut[0]} of {len(order)} on the band is [1, 1] and foreign rollouts teach "
+            f"agent {agent.name!r}: from mini-batch {shut[0]} of {len(order)} on the band is [1, 1] and peer rollouts teach "
             f"nothing (delta={config.delta}, delta_step={config.delta_step}); raise delta or minibatch, or lower delta_step",
             stacklevel=3,
         )

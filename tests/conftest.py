@@ -19,10 +19,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import hacpo_kit as hk
-from hacpo_kit.engines import transformers as engine
-from hacpo_kit.engines import until_end
+from hacpo_kit.models.engines import transformers as engine
+from hacpo_kit.models.engines import until_end
 
-collect_ignore = ["simulated.py"]  # importing it, be it for doctests, changes torch for the whole process
+collect_ignore = ["models/simulated.py"]  # importing it, be it for doctests, changes torch for the whole process
 
 torch.set_num_threads(1)  # sums in one order, so the same bits every time
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others work here too

@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 import hacpo_kit as hk
-from hacpo_kit.files import write_json
+from hacpo_kit.common.files import write_json
 
 MARK = Path(__file__).resolve().parent / "numerics.json"
 

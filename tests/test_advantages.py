@@ -201,7 +201,7 @@ def test_solved_is_where_nobody_did_better_than_the_learners_worst():
 @given(rewards, rewards)
 @settings(max_examples=80, deadline=None)
 def test_a_solved_problem_gives_the_learner_alone_no_advantage(a, b):
-    """So with rest_when_solved, sharing never moves a learner where its own rollouts would not, but by better ones."""
+    """So with exclude_solved, sharing never moves a learner where its own rollouts would not, but by better ones."""
     if solved_prompts(answers(p={"A": a, "B": b}), "A"):
         assert (group({"A": a}).advantages == 0).all()
 

@@ -34,7 +34,7 @@ def test_numpys_numbers_are_numbers_and_stored_as_such(tmp_path):
         ("gspo", {"sources": "own"}),
         ("gspo_x2", {"sources": "own", "oversample": 2}),
         ("grpo", {"sources": "own", "ratio": "token", "eps_low": 0.2, "eps_high": 0.28}),
-        ("naive", {"capability_baseline": False, "discrepancy": False, "foreign": "gspo"}),
+        ("naive", {"capability_baseline": False, "discrepancy": False, "peer_update": "own"}),
         ("no_capability_baseline", {"capability_baseline": False}),
         ("no_discrepancy", {"discrepancy": False}),
         ("alpha=0", {"alpha": 0.0}),
@@ -225,7 +225,7 @@ def test_a_stored_form_of_another_version_is_refused(version):
 
 def test_a_config_of_an_older_program_is_read_or_refused_with_the_file_and_the_reason(tmp_path):
     file, stored = tmp_path / "config.json", DEFAULT.replace(alpha=2).to_dict()
-    older = {k: v for k, v in stored.items() if k not in ("rest_when_solved", "equal_updates", "rollout_batch")}
+    older = {k: v for k, v in stored.items() if k not in ("exclude_solved", "equal_updates", "rollout_batch")}
     file.write_text(json.dumps(older))
     assert hk.Config.read(file) == DEFAULT.replace(alpha=2)  # settings that came later are as it was before them
     for content, message in (

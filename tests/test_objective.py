@@ -146,7 +146,7 @@ def test_band_closes_at_the_eighth_update():
     assert clip_band(80, 0.2, 0.025) == (1.0, 1.0)
 
 
-def test_naive_treats_foreign_as_own():
+def test_naive_treats_peer_as_own():
     rows, source, a = [[0.0], [0.0]], [-0.01, -0.01], [1.0, 1.0]
     naive = Config.preset("naive")
     mixed = loss(rows, source, a, [1.0, 1.0], [True, False], config=naive)[0]
@@ -176,7 +176,7 @@ def test_kl_is_zero_for_equal_policies_and_never_negative():
 
 @given(s=st.floats(0.3, 1.5), a=st.floats(-3, 3), w=st.floats(0.1, 10), alpha=st.floats(0, 3), m=st.integers(0, 12))
 @settings(max_examples=200, deadline=None)
-def test_foreign_gradient_formula(s, a, w, alpha, m):
+def test_peer_gradient_formula(s, a, w, alpha, m):
     """Inside the band d/d(log s) = s^(1+α)·ω·A, outside it 0."""
     out, grad, _ = loss([[0.0]], [-torch.log(t(s)).item()], [a], [w], [False], m, Config(alpha=alpha))
     lower, upper = clip_band(m, 0.2, 0.025)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hacpo_kit import rewards
 from hacpo_kit.rewards import Verdict, boxed_math, score
-from hacpo_kit.verifier import MAX_CHARS, compare, integer, last_box, same_text, usable
+from hacpo_kit.tasks.verifier import MAX_CHARS, compare, integer, last_box, same_text, usable
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "golden" / "answers.jsonl").read_text().splitlines()]

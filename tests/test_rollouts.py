@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 import hacpo_kit as hk
-from hacpo_kit.agents import align, data_folder, microbatches
-from hacpo_kit.engines import transformers as engine
-from hacpo_kit.engines import until_end
+from hacpo_kit.models.agents import align, data_folder, microbatches
+from hacpo_kit.models.engines import transformers as engine
+from hacpo_kit.models.engines import until_end
 from hacpo_kit.records import disputed
 from hacpo_kit.rollouts import score
 
@@ -55,7 +55,7 @@ def source_means(batch):
     return in_pool_order(batch, batch.source_mean_logp.tolist())
 
 
-def foreign(batch):
+def peer(batch):
     """The responses of a batch that another agent wrote, in the order of the pool."""
     own = in_pool_order(batch, batch.own.tolist())
     return [ids for i, ids in responses(batch).items() if not own[i]]
@@ -471,7 +471,7 @@ AWKWARD = [
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_foreign_text_goes_into_the_other_tokenizer_and_back(pair, problems, text):
+def test_peer_text_goes_into_the_other_tokenizer_and_back(pair, problems, text):
     for agent in pair:
         prompt, ids = agent.view(problems[0], text, ended=True)
         assert prompt == agent.encode_prompt(problems[0].prompt)
@@ -501,7 +501,7 @@ def test_no_clean_up_of_spaces_even_where_the_tokenizer_asks_for_it(tiny_agent, 
     assert agent.decode(agent.tokenizer(text)["input_ids"]) == text
 
 
-def test_own_rollouts_keep_the_sampled_ids_and_only_foreign_text_is_re_encoded(tiny_agent, tokenizers, problems, write):
+def test_own_rollouts_keep_the_sampled_ids_and_only_peer_text_is_re_encoded(tiny_agent, tokenizers, problems, write):
     merges = ["he", "ll", ("ll", "o"), ("he", "llo")]
     author = tiny_agent(tokenizers.bytes(merges=merges), name="author")
     reader = tiny_agent(tokenizers.bytes(merges=merges), name="reader", seed=1)
@@ -519,7 +519,7 @@ def test_own_rollouts_keep_the_sampled_ids_and_only_foreign_text_is_re_encoded(t
     assert source_means(others)[0] == pytest.approx(pool.rollouts[0].logps.mean())
 
 
-def test_the_same_foreign_answer_to_a_problem_is_read_once_and_the_prompt_not_again(pair, problems, say, monkeypatch):
+def test_the_same_peer_answer_to_a_problem_is_read_once_and_the_prompt_not_again(pair, problems, say, monkeypatch):
     qwen, llama = pair
     say(qwen, [r"\boxed{2}", r"\boxed{2}", r"\boxed{3}"])
     say(llama, [r"\boxed{4}"])
@@ -563,8 +563,8 @@ def test_what_text_cannot_carry_is_marked_and_not_exchanged(tiny_agent, tokenize
     assert [r.hazard for r in pool] == [hazard, "", "", ""]
     assert pool.metrics("author")["share_hazard"] == 0.5
     own, others = seen_by(author, pool), seen_by(reader, pool)
-    assert responses(own)[0] == (*spoiled(author, what), end) and own.left_out == {}
-    assert others.left_out == {hazard: 1} and set(others.index) == {1, 2, 3}
+    assert responses(own)[0] == (*spoiled(author, what), end) and own.excluded == {}
+    assert others.excluded == {hazard: 1} and set(others.index) == {1, 2, 3}
 
 
 def test_a_special_token_without_a_role_is_a_control_token_too(tiny_agent, tokenizers, problems, write, say):
@@ -576,21 +576,21 @@ def test_a_special_token_without_a_role_is_a_control_token_too(tiny_agent, token
     say(reader, ["<|start_header_id|>", "fine"])
     pool = hk.rollout([author, reader], problems[:1], n=2, **QUIET)
     assert [r.hazard for r in pool] == ["control_token", "", "", ""]
-    assert seen_by(reader, pool).left_out == {"control_token": 1}
-    assert seen_by(author, pool).left_out == {"control_token": 1}
+    assert seen_by(reader, pool).excluded == {"control_token": 1}
+    assert seen_by(author, pool).excluded == {"control_token": 1}
 
 
-def test_text_that_would_become_a_control_token_of_the_learner_is_left_out_and_counted(pair, problems, say):
+def test_text_that_would_become_a_control_token_of_the_learner_is_excluded_and_counted(pair, problems, say):
     qwen, llama = pair
     say(llama, [r"<|im_end|>\boxed{1}", r"\boxed{1}"])
     say(qwen, [r"\boxed{2}"])
     pool = hk.rollout(pair, problems[:1], n=2, **QUIET)
     assert [r.hazard for r in pool] == [""] * 4  # for its author it is plain text
-    assert seen_by(qwen, pool).left_out == {"control_token": 1}
-    assert seen_by(llama, pool).left_out == {}
+    assert seen_by(qwen, pool).excluded == {"control_token": 1}
+    assert seen_by(llama, pool).excluded == {}
 
 
-def test_text_with_an_unknown_word_is_left_out_of_that_learner_alone(tiny_agent, tokenizers, say):
+def test_text_with_an_unknown_word_is_excluded_of_that_learner_alone(tiny_agent, tokenizers, say):
     problem = hk.Problem("p", "one two", "3")
     reader = tiny_agent(tokenizers.words(["one", "two", " "]), name="reader")
     author = tiny_agent(name="author", seed=1)
@@ -598,10 +598,10 @@ def test_text_with_an_unknown_word_is_left_out_of_that_learner_alone(tiny_agent,
     say(reader, ["one"])
     pool = hk.rollout([reader, author], [problem], n=3, **QUIET)
     batch = seen_by(reader, pool)
-    assert batch.left_out == {"lossy_reencoding": 1, "control_token": 1}
+    assert batch.excluded == {"lossy_reencoding": 1, "control_token": 1}
     one, two, space, end = reader.tokenizer.convert_tokens_to_ids(["one", "two", " ", "<end>"])
-    assert foreign(batch) == [(one, space, two, end)]
-    assert seen_by(author, pool).left_out == {}
+    assert peer(batch) == [(one, space, two, end)]
+    assert seen_by(author, pool).excluded == {}
 
 
 def test_a_reply_that_is_only_the_end_token_stays_one_action(pair, problems, write):
@@ -611,12 +611,12 @@ def test_a_reply_that_is_only_the_end_token_stays_one_action(pair, problems, wri
     pool = hk.rollout(pair, problems[:1], n=2, **QUIET)
     assert [(r.text, len(r.token_ids), r.hazard) for r in pool] == [("", 1, "")] * 4
     batch = seen_by(llama, pool)
-    assert foreign(batch) == [(llama.tokenizer.eos_token_id,)] * 2 and batch.left_out == {}
+    assert peer(batch) == [(llama.tokenizer.eos_token_id,)] * 2 and batch.excluded == {}
     assert source_means(batch)[0] == pytest.approx(pool.rollouts[0].logps[0])
     # without end tokens nothing is left to compare, but own answers still count it
     batch = seen_by(llama, pool, count_eos=False)
     assert (
-        batch.left_out == {"empty": 2}
+        batch.excluded == {"empty": 2}
         and batch.own.all()
         and batch.response_ids == ((llama.tokenizer.eos_token_id,),) * 2
     )
@@ -635,8 +635,8 @@ def test_the_end_token_counts_on_both_sides_or_on_neither(pair, problems, write,
     assert (ended.ended, cut.ended) == (True, False)
     batch = seen_by(llama, pool, count_eos=count_eos)
     text = llama.tokenizer(qwen.decode([20, 21]), add_special_tokens=False)["input_ids"]
-    assert foreign(batch)[0] == (*text, *([llama.tokenizer.eos_token_id] if count_eos else []))
-    assert llama.decode(foreign(batch)[1]) == qwen.decode([20, 21, 22, 23])  # never an end token
+    assert peer(batch)[0] == (*text, *([llama.tokenizer.eos_token_id] if count_eos else []))
+    assert llama.decode(peer(batch)[1]) == qwen.decode([20, 21, 22, 23])  # never an end token
     counted = ended.logps if count_eos else ended.logps[:2]
     expected = [counted.mean(), cut.logps.mean(), *[pool.rollouts[2].logps.mean()] * 2]
     assert list(source_means(batch).values()) == pytest.approx(expected)
@@ -644,7 +644,7 @@ def test_the_end_token_counts_on_both_sides_or_on_neither(pair, problems, write,
     assert (responses(batch)[2], responses(batch)[3]) == (own, own)  # as sampled, either way
 
 
-def test_a_foreign_reply_too_long_for_the_learner_is_dropped_and_counted_never_cut(tiny_agent, qwen, problems, say):
+def test_a_peer_reply_too_long_for_the_learner_is_dropped_and_counted_never_cut(tiny_agent, qwen, problems, say):
     problem = problems[0]
     room = len(tiny_agent().encode_prompt(problem.prompt)) + 8
     reader = tiny_agent(name="reader", positions=room)
@@ -654,25 +654,25 @@ def test_a_foreign_reply_too_long_for_the_learner_is_dropped_and_counted_never_c
     wide = hk.rollout([qwen], [problem], n=3, **QUIET)
     both = hk.Pool((*pool, *wide), (problem,), ("reader", "qwen3-sums"), 3)
     batch = seen_by(reader, both)
-    assert batch.left_out == {"too_long": 2}
-    assert foreign(batch) == [(*reader.tokenizer("1" * 7)["input_ids"], reader.tokenizer.eos_token_id)]
-    assert len(in_pool_order(batch, batch.prompt_ids)[3]) + len(foreign(batch)[0]) == room
+    assert batch.excluded == {"too_long": 2}
+    assert peer(batch) == [(*reader.tokenizer("1" * 7)["input_ids"], reader.tokenizer.eos_token_id)]
+    assert len(in_pool_order(batch, batch.prompt_ids)[3]) + len(peer(batch)[0]) == room
 
 
-def test_unscorable_rollouts_are_left_out_for_every_learner_and_counted(pair, problems, say):
+def test_unscorable_rollouts_are_excluded_for_every_learner_and_counted(pair, problems, say):
     for agent in pair:
         say(agent, [r"\boxed{1}"])
     pool = hk.rollout(pair, problems[:1], n=2, **QUIET)
     pool = paid(pool, [1.0, None, 0.0, 1.0])
     for agent in pair:
         batch = seen_by(agent, pool)
-        assert batch.left_out == {"unscorable": 1} and set(batch.index) == {0, 2, 3}
+        assert batch.excluded == {"unscorable": 1} and set(batch.index) == {0, 2, 3}
         assert batch.advantages.isfinite().all()
     alone = seen_by(pair[0], pool, sources="own")
-    assert alone.left_out == {"unscorable": 1} and alone.index == (0,)
+    assert alone.excluded == {"unscorable": 1} and alone.index == (0,)
 
 
-def test_the_first_ratio_of_own_rollouts_is_one_at_t_06_and_that_of_foreign_ones_is_not(pair, problems):
+def test_the_first_ratio_of_own_rollouts_is_one_at_t_06_and_that_of_peer_ones_is_not(pair, problems):
     pool = hk.rollout(pair, problems[:4], n=4, temperature=0.6, **QUIET)
     batch = seen_by(pair[0], pool, temperature=0.6)
     with torch.no_grad():
@@ -765,7 +765,7 @@ def test_sampled_tokens_follow_the_model_s_distribution(qwen):
     """First tokens of many answers to one prompt against softmax(logits / T): a chi-square test at 10⁻⁴."""
     from scipy.stats import chisquare
 
-    from hacpo_kit.engines import transformers as engine
+    from hacpo_kit.models.engines import transformers as engine
 
     prompt, count, temperature = qwen.encode_prompt("37+58="), 4000, 1.7
     answers = engine.sample(qwen, [prompt] * count, temperature=temperature, max_new_tokens=1, seed=3)

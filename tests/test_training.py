@@ -20,10 +20,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hacpo_kit as hk
-from hacpo_kit.files import Lines, read_lines
-from hacpo_kit.offload import Offload
+from hacpo_kit.common.files import Lines, read_lines
+from hacpo_kit.models.offload import Offload
 from hacpo_kit.records import METRICS
-from hacpo_kit.saving import checkpoints, restore_newest
+from hacpo_kit.runs.checkpoints import checkpoints, restore_newest
 
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 OPTIONS = {"eval_every": 2, "save_every": 2, "progress": "off"}
@@ -81,7 +81,7 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
     """With a second run that has a KL, something left out, an engine with log-probs and parts that move: every name occurs."""
     odd = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
     odd[0].engine, odd[0].offload = reporting_engine(0), Offload("cpu")
-    config = CONFIG.replace(beta=0.1, rest_when_solved=True)
+    config = CONFIG.replace(beta=0.1, exclude_solved=True)
     run = hk.train(odd, problems("train", 20), config, 1, test=problems("test", 3),
                    tests={"sums": hk.load_problems("sums", split="test", size=2)}, eval_k=2, progress="off")  # fmt: skip
     assert "its gradient is not" in METRICS["loss"]  # about zero on policy: who reads the value alone is misled
@@ -94,10 +94,10 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
     def name(metric):
         for suffix in ("_min", "_max"):
             metric = metric.removesuffix(suffix) + "_mean" if metric.endswith(suffix) else metric
-        metric = {"clip_own_high": "clip_own_low", "clip_foreign_high": "clip_foreign_low"}.get(metric, metric)
+        metric = {"clip_own_high": "clip_own_low", "clip_peer_high": "clip_peer_low"}.get(metric, metric)
         for prefix, general in (
             ("status_", "status_*"),
-            ("left_out_", "left_out_*"),
+            ("excluded_", "excluded_*"),
             ("avg@", "avg@k"),
             ("best@", "best@k"),
         ):
@@ -105,7 +105,7 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
             metric = f"{general}{further}" if metric.startswith(prefix) else metric
         return metric
 
-    assert {name(m) for m in emitted} | {"left_out_*"} == set(METRICS)
+    assert {name(m) for m in emitted} | {"excluded_*"} == set(METRICS)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_the_reference_of_the_kl_says_the_same_after_restore_in_half_precision(t
 
 
 def test_evaluation_in_training_samples_no_more_answers_at_once_than_training(fresh_agent, monkeypatch):
-    from hacpo_kit.engines import transformers as engine
+    from hacpo_kit.models.engines import transformers as engine
 
     sampled, at_once = engine.sample, []
     monkeypatch.setattr(engine, "sample", lambda a, p, **how: at_once.append(len(p)) or sampled(a, p, **how))
@@ -268,7 +268,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(fresh_agent, tmp_path, monkeypa
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hacpo_kit.saving.save_file", full)
+    monkeypatch.setattr("hacpo_kit.runs.checkpoints.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         hk.save(tmp_path / "point", [agent], hk.State(step=2))
     assert [p.name for p in tmp_path.iterdir()] == ["point"]
@@ -345,7 +345,7 @@ def test_numpys_whole_numbers_are_whole_numbers(tmp_path):
     assert run.state.step == 1 and json.loads((tmp_path / "run.json").read_text())["steps"] == 1
 
 
-def test_an_agent_without_any_reward_is_left_out_and_the_others_learn(monkeypatch):
+def test_an_agent_without_any_reward_is_excluded_and_the_others_learn(monkeypatch):
     """Its P̂ cannot be compared with the others': once a KeyError for every learner."""
     pool = hk.rollout(agents(), problems("train", 4), n=4, max_new_tokens=8, progress=False)
     first = pool.agents[0]
@@ -354,10 +354,10 @@ def test_an_agent_without_any_reward_is_left_out_and_the_others_learn(monkeypatc
     capability = hk.Capability().observe(pool)
     batches = [hk.advantage(pool, agent, capability, CONFIG) for agent in agents()]
     assert [len(b) for b in batches] == [0, 16]
-    assert [b.left_out for b in batches] == [{"unscorable": 16, "no_capability": 16}, {"unscorable": 16}]
+    assert [b.excluded for b in batches] == [{"unscorable": 16, "no_capability": 16}, {"unscorable": 16}]
     assert (batches[1].advantages != 0).all()
     naive = hk.advantage(pool, agents()[0], capability, hk.Config.preset("naive"))  # which compares nobody
-    assert len(naive) == 16 and naive.left_out == {"unscorable": 16}
+    assert len(naive) == 16 and naive.excluded == {"unscorable": 16}
     monkeypatch.setattr("hacpo_kit.training.reward", lambda pool, function: pool.with_rewards(rewards, ["error"] * 32))
     with pytest.warns(UserWarning, match=rf"{first}.* no rollout to learn from.*no_capability"):
         result = hk.step(agents(), problems("train", 4), hk.Capability(), CONFIG)
@@ -458,7 +458,7 @@ def test_a_step_in_which_nothing_can_be_scored_is_counted_and_passed_over(fresh_
         result = hk.step(both, nobody, hk.Capability(), CONFIG)
     assert result.metrics["omega"] == {}
     mine = result.metrics["agents"]["qwen3-sums"]
-    assert (mine["updates"], mine["left_out_unscorable"]) == (0, 16) and not {"capability", "reward"} & set(mine)
+    assert (mine["updates"], mine["excluded_unscorable"]) == (0, 16) and not {"capability", "reward"} & set(mine)
     usable = problems("train", 20)
     after = hk.step(both, usable[:4], result.capability, CONFIG)
     assert after.metrics["agents"]["qwen3-sums"]["capability"] > 0
@@ -983,7 +983,7 @@ def test_a_change_that_a_full_disk_cannot_take_is_recorded_with_the_next_checkpo
 
 def test_a_change_asked_for_by_the_call_is_on_record_before_the_first_step(tmp_path, monkeypatch):
     """Unlike a callback's, nobody would ask for it again after a kill."""
-    import hacpo_kit.files as files
+    import hacpo_kit.common.files as files
 
     folder, append = tmp_path / "run", files.append_lines
 

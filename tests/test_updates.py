@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import hacpo_kit as hk
-from hacpo_kit.gradients import gradient_parts
 from hacpo_kit.objective import clip_band
 from hacpo_kit.records import derive_seed
+from hacpo_kit.runs.gradients import gradient_parts
 from hacpo_kit.updates import minibatches
 
 
@@ -170,7 +170,7 @@ def test_first_update_is_on_policy_for_own_rollouts(pair, problems):
     stats = hk.update(pair[0], hk.advantage(pool, pair[0], hk.Capability().observe(pool), config), config)
     first = stats.minibatches[0]
     np.testing.assert_allclose(first.ratio[first.own], 1.0, atol=2e-5)
-    assert first.ratio[~first.own].std() > 0.01  # while foreign ones are spread
+    assert first.ratio[~first.own].std() > 0.01  # while peer ones are spread
 
 
 def test_stats_say_what_happened(scored):
@@ -182,17 +182,17 @@ def test_stats_say_what_happened(scored):
     assert sorted(np.concatenate([mb.index for mb in stats.minibatches])) == sorted(batch.index)
     assert agents[1].updates == len(stats.minibatches) == -(-len(batch) // 16)
     frame = stats.to_frame()
-    foreign = frame[~frame["own"]]
-    outside = (foreign["ratio"] < foreign["lower"]) | (foreign["ratio"] > 1)
-    assert (foreign["clipped"] == outside).all() and set(foreign["source"]) == {agents[0].name}
+    peer = frame[~frame["own"]]
+    outside = (peer["ratio"] < peer["lower"]) | (peer["ratio"] > 1)
+    assert (peer["clipped"] == outside).all() and set(peer["source"]) == {agents[0].name}
     for mb in stats.minibatches:
         assert mb.lower == clip_band(mb.updates_made, config.delta, config.delta_step)[0]
         if (~mb.own).any():
-            low, high = mb.clip_fraction("foreign", "low"), mb.clip_fraction("foreign", "high")
+            low, high = mb.clip_fraction("peer", "low"), mb.clip_fraction("peer", "high")
             assert low + high == pytest.approx(mb.clipped[~mb.own].mean())
     m = stats.metrics()
-    assert m["clip_foreign_low"] + m["clip_foreign_high"] == pytest.approx(foreign["clipped"].mean())
-    assert m["rollouts_used"] == len(batch) and m["foreign_weight"] == pytest.approx(foreign["weight"].mean())
+    assert m["clip_peer_low"] + m["clip_peer_high"] == pytest.approx(peer["clipped"].mean())
+    assert m["rollouts_used"] == len(batch) and m["peer_weight"] == pytest.approx(peer["weight"].mean())
 
 
 def test_minibatches_are_nearly_equal_and_lose_nothing():
@@ -215,7 +215,7 @@ def test_equal_updates_are_as_many_as_alone(sources):
     assert len(minibatches(own, hk.Config(minibatch=16), seed=0)) == 4 * sources  # the paper's way
     if sources == 1:
         assert together == alone  # nothing changes for who learns alone
-    odd = torch.arange(67 + sources) < 67  # a few foreign rollouts must not cost an update
+    odd = torch.arange(67 + sources) < 67  # a few peer rollouts must not cost an update
     assert len(minibatches(odd, hk.Config(minibatch=16, equal_updates=True), seed=0)) == 5
 
 
@@ -381,7 +381,7 @@ def test_unscorable_rollouts_count_nowhere(scored):
     mine = [v for v, r in zip(rewards, pool, strict=True) if r.source == agents[0].name and v is not None]
     assert capability[agents[0].name] == pytest.approx(sum(mine) / len(mine))
     batch = hk.advantage(pool, agents[0], capability, hk.Config())
-    assert batch.left_out == {"unscorable": sum(v is None for v in rewards)}
+    assert batch.excluded == {"unscorable": sum(v is None for v in rewards)}
     assert not set(batch.index) & {i for i, v in enumerate(rewards) if v is None}
 
 
@@ -392,15 +392,15 @@ def test_a_batch_without_rollouts_is_said_and_changes_nothing(scored):
     batch = hk.advantage(pool, agents[0], capability, hk.Config())
     with pytest.warns(UserWarning, match="no rollout to learn from"):
         stats = hk.update(agents[0], batch, hk.Config())
-    assert stats.metrics() == {"updates": 0, "left_out_unscorable": len(pool)} and same(before, weights(agents[0]))
+    assert stats.metrics() == {"updates": 0, "excluded_unscorable": len(pool)} and same(before, weights(agents[0]))
 
 
-def test_a_token_level_ratio_refuses_foreign_rollouts(scored):
+def test_a_token_level_ratio_refuses_peer_rollouts(scored):
     """The batch of one config and the update of another: the sources' tokens are not the learner's."""
     agents, pool, capability = scored
     batch = hk.advantage(pool, agents[0], capability, hk.Config())
     before = weights(agents[0])
-    with pytest.raises(ValueError, match="cannot use the foreign rollouts of this batch"):
+    with pytest.raises(ValueError, match="cannot use the peer rollouts of this batch"):
         hk.update(agents[0], batch, hk.Config.preset("grpo"))
     assert same(before, weights(agents[0])) and agents[0].updates == 0
 

@@ -24,11 +24,11 @@ from torch import Tensor
 
 import hacpo_kit as hk
 from hacpo_kit.advantages import capability_ratio, group_advantages
-from hacpo_kit.agents import align
-from hacpo_kit.evaluation import best_at
+from hacpo_kit.models.agents import align
 from hacpo_kit.objective import clip_band, hacpo_loss
 from hacpo_kit.objective import sequence_ratio as _ratio
-from hacpo_kit.verifier import last_box
+from hacpo_kit.runs.evaluation import best_at
+from hacpo_kit.tasks.verifier import last_box
 
 t = torch.tensor
 WORDS = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
@@ -362,7 +362,7 @@ response_mask = _exercise(
     {
         "from_ids": lambda ids, lengths, end: ids != end,
         "up_to_the_first_end": lambda ids, lengths, end: (ids == end).cumsum(1) - (ids == end).long() == 0,
-        "end_token_left_out": lambda ids, lengths, end: _until(ids, lengths, -1),
+        "end_token_excluded": lambda ids, lengths, end: _until(ids, lengths, -1),
         "one_too_many": lambda ids, lengths, end: _until(ids, lengths, 1),
         "padded_on_the_left": lambda ids, lengths, end: _until(ids, lengths, 0).flip(1),
         "everything": lambda ids, lengths, end: torch.ones_like(ids, dtype=torch.bool),
@@ -399,10 +399,10 @@ band = _exercise(
 )
 
 
-# ── E4b: the foreign objective ───────────────────────────────────────────────────────────────────────────────────
+# ── E4b: the peer objective ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _foreign(ratio: Tensor, advantages: Tensor, weights: Tensor, lower: float, alpha: float) -> Tensor:
+def _peer(ratio: Tensor, advantages: Tensor, weights: Tensor, lower: float, alpha: float) -> Tensor:
     config = hk.Config(delta=1 - lower, delta_step=0.0, alpha=alpha)
     mask, zeros = torch.ones(len(ratio), 1, dtype=torch.bool), torch.zeros(len(ratio))
     return hacpo_loss(ratio.log()[:, None], mask, zeros, advantages, weights, zeros.bool(), 0, config).objective
@@ -412,9 +412,9 @@ _ONE = torch.ones(1)
 _SIX_RATIOS = t([0.5, 0.5, 0.9, 1.3, 1.3, 0.95])
 _SPREAD = (_SIX_RATIOS, t([1.0, -1.2, -0.5, -1.5, 0.7, 0.8]), t([2.0, 2.0, 0.5, 2.0, 0.5, 0.5]))
 
-foreign_objective = _exercise(
+peer_objective = _exercise(
     "E4b",
-    _foreign,
+    _peer,
     [
         Case("s = 0.9 in the band [0.8, 1], A = 1, ω = 1, α = 1", (t([0.9]), _ONE, _ONE, 0.8, 1.0)),
         Case("s = 1.3, above the band, A = −1", (t([1.3]), -_ONE, _ONE, 0.8, 1.0)),
@@ -468,7 +468,7 @@ def _own_part(s: Tensor, a: Tensor, config: hk.Config) -> Tensor:
     return torch.minimum(s * a, s.clamp(1 - config.eps_low, 1 + config.eps_high) * a)
 
 
-def _foreign_part(s: Tensor, a: Tensor, w: Tensor, m: int, config: hk.Config) -> Tensor:
+def _peer_part(s: Tensor, a: Tensor, w: Tensor, m: int, config: hk.Config) -> Tensor:
     c = s.clamp(*clip_band(m, config.delta, config.delta_step))
     return c * c.detach() ** config.alpha * w * a
 
@@ -477,14 +477,14 @@ def _loss(logp, mask, source_mean_logp, advantages, weights, own, updates_made, 
     return hacpo_loss(logp, mask, source_mean_logp, advantages, weights, own, updates_made, config).loss
 
 
-def _wrong_loss(own_part=None, foreign_part=None, reduce=None, swap: bool = False) -> Callable[..., Tensor]:
+def _wrong_loss(own_part=None, peer_part=None, reduce=None, swap: bool = False) -> Callable[..., Tensor]:
     """The loss with one part replaced; parts see (s, A, ω, m, config), `reduce` sees (objective, own, mask)."""
 
     def wrong(logp, mask, source_mean_logp, advantages, weights, own, updates_made, config):
         s = _ratio(logp, mask, source_mean_logp)
         seen = (s, advantages, weights, updates_made, config)
         mine = own_part(*seen) if own_part else _own_part(s, advantages, config)
-        theirs = foreign_part(*seen) if foreign_part else _foreign_part(*seen)
+        theirs = peer_part(*seen) if peer_part else _peer_part(*seen)
         objective = torch.where(own ^ swap, mine, theirs)
         return reduce(objective, own, mask) if reduce else -objective.mean()
 
@@ -504,11 +504,11 @@ hacpo = _exercise(
             (*_mini_batch([1.0, 0.8, 1.3, 1.3], [2, 4, 3, 5]), _A4, torch.ones(4), _OWN4, 0, _SETTINGS),
         ),
         Case(
-            "four foreign rollouts, band [0.6, 1], ω = 2 and 0.5",
+            "four peer rollouts, band [0.6, 1], ω = 2 and 0.5",
             (*_mini_batch([0.9, 0.4, 1.3, 0.7], [2, 4, 3, 5]), _A4, t([2.0, 2, 0.5, 0.5]), ~_OWN4, 0, _SETTINGS),
         ),
         Case(
-            "three own and three foreign, m = 0",
+            "three own and three peer, m = 0",
             (*_mini_batch([1.0, 0.8, 1.3, 0.85, 0.75, 1.3], [2, 4, 3, 5, 1, 2]), *_MIXED, 0, _SETTINGS),
         ),
         Case(
@@ -516,7 +516,7 @@ hacpo = _exercise(
             (*_mini_batch([1.0, 0.8, 1.3, 0.85, 0.75, 1.3], [2, 4, 3, 5, 1, 2]), *_MIXED, 2, _SETTINGS),
         ),
         Case(
-            "one own and three foreign",
+            "one own and three peer",
             (
                 *_mini_batch([1.1, 0.9, 0.95, 0.7], [2, 4, 3, 5]),
                 _A4,
@@ -531,12 +531,12 @@ hacpo = _exercise(
         "ascent_not_descent": _wrong_loss(reduce=lambda o, own, mask: o.mean()),
         "minimum_for_all": [
             _wrong_loss(
-                foreign_part=lambda s, a, w, m, c: torch.minimum(
-                    s * s.detach() ** c.alpha * w * a, _foreign_part(s, a, w, m, c)
+                peer_part=lambda s, a, w, m, c: torch.minimum(
+                    s * s.detach() ** c.alpha * w * a, _peer_part(s, a, w, m, c)
                 )
             ),
             _wrong_loss(
-                foreign_part=lambda s, a, w, m, c: (
+                peer_part=lambda s, a, w, m, c: (
                     torch.minimum(s * a, (k := s.clamp(*clip_band(m, c.delta, c.delta_step))) * a)
                     * k.detach() ** c.alpha
                     * w
@@ -546,24 +546,22 @@ hacpo = _exercise(
         "no_minimum": _wrong_loss(own_part=lambda s, a, w, m, c: s.clamp(1 - c.eps_low, 1 + c.eps_high) * a),
         "own_not_clipped": _wrong_loss(own_part=lambda s, a, w, m, c: s * a),
         "all_as_own": [
-            _wrong_loss(foreign_part=lambda s, a, w, m, c: _own_part(s, a, c) * w),
-            _wrong_loss(foreign_part=lambda s, a, w, m, c: _own_part(s, a, c)),
+            _wrong_loss(peer_part=lambda s, a, w, m, c: _own_part(s, a, c) * w),
+            _wrong_loss(peer_part=lambda s, a, w, m, c: _own_part(s, a, c)),
         ],
-        "all_as_foreign": _wrong_loss(own_part=_foreign_part),
-        "own_and_foreign_swapped": _wrong_loss(swap=True),
+        "all_as_peer": _wrong_loss(own_part=_peer_part),
+        "own_and_peer_swapped": _wrong_loss(swap=True),
         "mean_over_tokens": _wrong_loss(reduce=lambda o, own, mask: -(o * mask.sum(-1)).sum() / mask.sum()),
         "two_means": [
             _wrong_loss(reduce=_mean_each),
             _wrong_loss(reduce=lambda o, own, mask: _mean_each(o, own, mask) / 2),
         ],
         "a_sum": _wrong_loss(reduce=lambda o, own, mask: -o.sum()),
-        "m_ignored": _wrong_loss(foreign_part=lambda s, a, w, m, c: _foreign_part(s, a, w, 0, c)),
+        "m_ignored": _wrong_loss(peer_part=lambda s, a, w, m, c: _peer_part(s, a, w, 0, c)),
         "not_stopped": _wrong_loss(
-            foreign_part=lambda s, a, w, m, c: s.clamp(*clip_band(m, c.delta, c.delta_step)) ** (1 + c.alpha) * w * a
+            peer_part=lambda s, a, w, m, c: s.clamp(*clip_band(m, c.delta, c.delta_step)) ** (1 + c.alpha) * w * a
         ),
-        "omega_forgotten": _wrong_loss(
-            foreign_part=lambda s, a, w, m, c: _foreign_part(s, a, torch.ones_like(w), m, c)
-        ),
+        "omega_forgotten": _wrong_loss(peer_part=lambda s, a, w, m, c: _peer_part(s, a, torch.ones_like(w), m, c)),
     },
     gradient=0,
 )
@@ -645,7 +643,7 @@ which_line = _exercise(
 def clip_curves(
     ratios: Tensor, deltas: Sequence[float], delta_step: float, updates: int, seed: int = 0
 ) -> tuple[pd.DataFrame, Exercise]:
-    """Share of foreign rollouts outside the band, update by update, one curve a δ, in an order that `seed` shuffles.
+    """Share of peer rollouts outside the band, update by update, one curve a δ, in an order that `seed` shuffles.
 
     Returns the curves, named A, B, C, and the exercise that asks which of them belongs to the largest δ.
     """
@@ -715,7 +713,7 @@ class Tuning:
 
     # the method and the budget of rollouts are the exercise; all else may change
     FIXED = (
-        "method", "sources", "seed", "prompts_per_step", "n", "oversample", "temperature", "max_new_tokens", "ratio", "foreign",
+        "method", "sources", "seed", "prompts_per_step", "n", "oversample", "temperature", "max_new_tokens", "ratio", "peer",
     )  # fmt: skip
 
     def __call__(self, answer: Callable, *, details: bool = False) -> None:
@@ -736,7 +734,7 @@ class Tuning:
             for name, stats in result.stats.items():
                 for mb in stats.minibatches:
                     clipped = float(mb.clipped[~mb.own].mean()) if (~mb.own).any() else float("nan")
-                    updates.append({"agent": name, "m": mb.updates_made, "lower": mb.lower, "foreign clipped": clipped})
+                    updates.append({"agent": name, "m": mb.updates_made, "lower": mb.lower, "peer clipped": clipped})
 
         train, test = (
             hk.load_problems("arithmetic", split=s, size=n) for s, n in (("train", None), ("test", self.test_size))
@@ -792,10 +790,10 @@ class Tuning:
     def _diagnosis(self, start: float, end: float, rewards: pd.DataFrame, closed: float) -> tuple[str, str]:
         """Name and explanation of what a run shows, "" if it is well; `rewards` by step and agent, `closed`: share of updates."""
         if end >= self.goal and not closed:
-            return "", "It learns, and foreign answers teach in every update."
+            return "", "It learns, and peer answers teach in every update."
         if end >= self.goal:
             return "band_closed", (
-                f"It learns, but in {closed:.0%} of the updates the band is [1, 1]: foreign answers are sampled, scored and then "
+                f"It learns, but in {closed:.0%} of the updates the band is [1, 1]: peer answers are sampled, scored and then "
                 "thrown away. Look at: δ and δ_step (E4a), and how many updates a step has."
             )
         fall = rewards.max() - rewards.iloc[-1]
@@ -829,6 +827,6 @@ EXERCISES: dict[str, Exercise] = {
     e.label: e
     for e in (
         box, best_of, group_advantage, capability_baseline, update_weights, importance_ratio, response_mask, band,
-        foreign_objective, hacpo, accumulate, which_line, closes_at,
+        peer_objective, hacpo, accumulate, which_line, closes_at,
     )
 }  # fmt: skip

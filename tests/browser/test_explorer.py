@@ -81,7 +81,7 @@ def test_every_slider_moves_numbers_and_curves_with_one_picture(page, tmp_path):
     said = page.locator(".hk-explorer-says").inner_text()
     jupyter.run_cell(page, "print(view.chosen['alpha'], view._says.value.count('recorded'))")
     assert float(jupyter.last_output(page).split()[0]) == float(jupyter.readout(page, "hk-alpha"))
-    assert re.search(r"foreign share of the gradient: \d+ % \(recorded \d+ %\)", said)
+    assert re.search(r"peer share of the gradient: \d+ % \(recorded \d+ %\)", said)
     jupyter.theme(page, "dark")
     page.screenshot(path=tmp_path / "dark.png")
     jupyter.theme(page, "light")
@@ -129,7 +129,7 @@ def test_model_text_is_text_in_the_page(open_cells, folder):
     """Markup, script and formula in an answer: shown as written, in table and tooltips, and nothing of it runs."""
     hostile = r"<img src=x onerror='window.hacked=1'></code><script>window.hacked=1</script> $\\frac{1}{2}$ <b>bold</b>"
     cell = f"""
-from hacpo_kit.experience import Experience
+from hacpo_kit.runs.experience import Experience
 import hacpo_kit as hk
 e = Experience.of_run('run')
 e.frame['text'] = {hostile!r}

@@ -22,8 +22,8 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")  # before torch: sums
 from chaos_others import OTHERS
 from chaos_runs import trials
 
-from hacpo_kit.files import write_json
-from hacpo_kit.saving import versions
+from hacpo_kit.common.files import write_json
+from hacpo_kit.runs.checkpoints import versions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

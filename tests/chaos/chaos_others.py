@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from chaos_runs import differences
 
-from hacpo_kit.files import read_lines, write_json
+from hacpo_kit.common.files import read_lines, write_json
 
 SMALL = {"steps": 6, "prompts_per_step": 4, "n": 4, "minibatch": 16, "test_size": 6, "eval_every": 2, "save_every": 2}
 SECONDS = 600  # for what takes some twenty where nothing else runs

@@ -21,9 +21,9 @@ import torch
 
 import hacpo_kit as hk
 from hacpo_kit import rollouts, training
-from hacpo_kit.experience import path_of, recorded_steps
-from hacpo_kit.files import Lines, read_lines
-from hacpo_kit.saving import _read_state, checkpoints
+from hacpo_kit.common.files import Lines, read_lines
+from hacpo_kit.runs.checkpoints import _read_state, checkpoints
+from hacpo_kit.runs.experience import path_of, recorded_steps
 
 STEPS, EVERY = 6, 2
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)

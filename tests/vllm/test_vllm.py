@@ -13,8 +13,8 @@ import torch
 from scipy.stats import chisquare
 
 import hacpo_kit as hk
-from hacpo_kit.engines import transformers as reference
-from hacpo_kit.engines import vllm as module
+from hacpo_kit.models.engines import transformers as reference
+from hacpo_kit.models.engines import vllm as module
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 32, "seed": 0}
 CONFIG = hk.Config.preset("hacpo", prompts_per_step=8, n=4, minibatch=16)

@@ -1,0 +1,1 @@
+"""Small pieces that every other folder uses."""

@@ -1,0 +1,1 @@
+"""Many runs: notebooks through papermill, grids, sweeps, comparisons, reports."""

@@ -1,0 +1,1 @@
+"""An agent: model, tokenizer, optimiser, sampling engine, and where they run."""

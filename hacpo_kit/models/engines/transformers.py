@@ -1,0 +1,112 @@
+"""The default engine: the agent's own transformers model, token by token, from the whole distribution.
+
+`generate` would do, but not three things that save half the time: a prompt asked n times is read once, a finished answer
+leaves the batch, and the log-probability of each sampled token is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hacpo_kit.models.engines import Answer, until_end
+from hacpo_kit.objective import token_logprobs
+
+if TYPE_CHECKING:
+    from hacpo_kit.models.agents import Agent
+
+LEAVE = 1 / 8  # share of the batch that has to have ended before the rest is copied together: a copy costs about a step
+
+
+def neutral_generation_config(agent: Agent):
+    """End and padding tokens and nothing else: no sampling default of a checkpoint may leak into a rollout."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(eos_token_id=sorted(agent.end_ids), pad_token_id=agent.pad_id)
+
+
+@torch.no_grad()
+def sample(
+    agent: Agent,
+    prompts: Sequence[Sequence[int]],
+    *,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int,
+) -> list[Answer]:
+    """One answer to each prompt, with its log-probs under logits / T (nats); T = 0 is greedy, with those at T = 1.
+
+    The noise comes from a generator of its own, so that neither other threads nor earlier draws change an answer.
+    """
+    generator = torch.Generator(agent.device).manual_seed(seed)
+    end = torch.tensor(sorted(agent.end_ids), device=agent.device)
+    tokens = torch.full((len(prompts), max_new_tokens), agent.pad_id, device=agent.device)
+    logps = torch.zeros(tokens.shape, device=agent.device)
+    writing = torch.arange(len(prompts), device=agent.device)  # the answers that the rows of the batch belong to
+    ended = torch.zeros(len(prompts), dtype=torch.bool, device=agent.device)
+    logits, attention, past = _read(agent, prompts)
+    for t in range(max_new_tokens):
+        noise = _noise(logits, writing, len(prompts), generator) if temperature > 0 else None
+        token, logp = _draw(logits, temperature, noise)
+        tokens[writing, t] = torch.where(ended, agent.pad_id, token)
+        logps[writing, t] = logp.float()
+        ended = ended | torch.isin(token, end)
+        left = int(ended.sum())
+        if t == max_new_tokens - 1 or left == len(ended):
+            break
+        if left >= LEAVE * len(ended):
+            stay = (~ended).nonzero().squeeze(-1)
+            past.reorder_cache(stay)
+            token, attention, writing, ended = (x[stay] for x in (token, attention, writing, ended))
+        attention = torch.cat([attention, attention.new_ones(len(token), 1)], dim=-1)
+        logits = _forward(agent, token[:, None], attention, past).logits[:, -1]
+    answers = [until_end(row, agent.end_ids) for row in tokens.tolist()]
+    return [a._replace(logps=row[: len(a.ids)].copy()) for a, row in zip(answers, logps.cpu().numpy(), strict=True)]
+
+
+def _read(agent: Agent, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, object]:
+    """Logits of each first token, attention mask and cache, from one pass over the different prompts."""
+    different = list(dict.fromkeys(map(tuple, prompts)))
+    width = max(map(len, different))
+    ids = torch.full((len(different), width), agent.pad_id, dtype=torch.long)
+    attention = torch.zeros_like(ids)
+    for row, prompt in enumerate(different):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        attention[row, width - len(prompt) :] = 1
+    attention = attention.to(agent.device)
+    out = _forward(agent, ids.to(agent.device), attention, None)
+    place = {prompt: row for row, prompt in enumerate(different)}
+    rows = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=agent.device)
+    out.past_key_values.reorder_cache(rows)
+    return out.logits[rows, -1], attention[rows], out.past_key_values
+
+
+def _forward(agent: Agent, ids: Tensor, attention: Tensor, past):
+    """One pass; padding on the left gives every row positions of its own."""
+    positions = (attention.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    return agent.model(
+        input_ids=ids,
+        attention_mask=attention,
+        position_ids=positions,
+        past_key_values=past,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+
+
+def _noise(logits: Tensor, rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Gumbel noise of the rows that are left, drawn for all: no answer depends on when another has ended."""
+    noise = torch.empty(count, logits.shape[-1], device=logits.device).exponential_(generator=generator)
+    return (noise if len(rows) == count else noise[rows]).log_().neg_()
+
+
+def _draw(logits: Tensor, temperature: float, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A token of each row and its log-probability: argmax of logits / T + Gumbel noise is a draw from softmax(logits / T)."""
+    if noise is None:
+        token = logits.argmax(-1)
+    else:
+        token = noise.add_(logits if temperature == 1 else logits.float() / temperature).argmax(-1)
+    return token, token_logprobs(logits, token, temperature=temperature or 1.0)

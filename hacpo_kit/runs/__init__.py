@@ -1,0 +1,1 @@
+"""One run on disk: folder, checkpoints, recorded experience, changes of settings, evaluation."""

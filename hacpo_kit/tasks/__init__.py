@@ -1,0 +1,1 @@
+"""Problems, benchmarks, and the verifier with its worker processes."""

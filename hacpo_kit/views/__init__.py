@@ -1,0 +1,1 @@
+"""Plots and their static pictures, tables, explorer, monitor."""
