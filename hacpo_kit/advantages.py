@@ -256,11 +256,11 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
         cross_baseline=config.cross_baseline,
         equal_counts=False,  # completeness was checked above; what is missing now is unscorable
     )
-    advantages, solved_prompts = group.advantages.float(), 0
+    advantages, solved_count = group.advantages.float(), 0
     if config.exclude_solved:
         solved = solved_prompts(rollouts, agent.name)
         advantages[[r.problem in solved for r in rollouts]] = 0.0
-        solved_prompts = len(solved)
+        solved_count = len(solved)
     # peer rollouts: A · ω(j, k), so that a stronger source counts more
     peer = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
     omega = dict.fromkeys(taught_by, 1.0) | {s: capability.ratio(s, agent.name) for s in peer}
@@ -287,7 +287,7 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
         index=tuple(usable[row] for row in kept),
         pool=pool,
         excluded=excluded,
-        solved_prompts=solved_prompts,
+        solved_prompts=solved_count,
     )
 
 
