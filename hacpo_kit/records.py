@@ -373,7 +373,7 @@ METRICS = {
     "peer_weight": "mean ω(source, learner) over the peer rollouts used",
     "bytes_moved": "between device and host since the last update, both ways (bytes); only with offload",
     "seconds_moving": "time of these moves (s); only with offload",
-    "solved_prompts": "share of problems that the learner solved in all its rollouts, so that others teach it nothing; exclude_solved",
+    "solved_prompts": "share of problems that the learner solved in all its own rollouts (exclude_solved); no gradient from them",
     "excluded_*": "rollouts not used by this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
     "avg@k": "evaluation: mean reward over k answers to each test problem (k written as its number)",
     "best@k": "evaluation: unbiased chance that at least one of k answers is right (k written as its number)",
