@@ -1,4 +1,4 @@
-"""The committed study: that it is whole, that README quotes it, and that the paper's headline holds in it."""
+"""The committed study: that it is whole, and that the paper's headline holds in it."""
 
 import re
 from pathlib import Path
@@ -17,12 +17,6 @@ KINDS = ("tiny-state-pair", "tiny-size-pair", "tiny-model-pair")
 @pytest.fixture(scope="module")
 def frame():
     return read_runs(STUDY / "study.parquet")
-
-
-@pytest.fixture(scope="module")
-def readme(script):
-    """The script that writes README's figures."""
-    return script("readme")
 
 
 def test_the_study_is_the_one_of_its_yaml_file(frame):
@@ -51,19 +45,6 @@ def test_every_stored_page_is_small_and_there():
     assert (STUDY / "accuracy.png").exists()
     for path in (STUDY / "study.ipynb", STUDY / "study.html"):
         assert not re.search(r"/(home|root|Users|work|tmp)/", path.read_text(encoding="utf-8")), path
-
-
-def test_the_figures_in_the_readme_are_those_of_the_study(frame, readme):
-    usable, _ = compare.usable(frame)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    quoted = text.split(readme.BEGIN)[1].split(readme.END)[0].strip()
-    assert quoted == readme.block(usable)
-
-
-def test_the_measured_figures_in_the_readme_are_those_of_the_reports(readme):
-    begin, end = readme.MEASURED
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.split(begin)[1].split(end)[0].strip() == readme.measured()
 
 
 @pytest.mark.parametrize("agents", KINDS)
