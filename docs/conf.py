@@ -34,12 +34,13 @@ nb_merge_streams = True
 # a figure's static picture comes before its plotly form, which needs scripts
 nb_mime_priority_overrides = [("html", "image/png", 0), ("html", "application/vnd.jupyter.widget-view+json", None)]
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
-exclude_patterns = ["_build", "_notebooks/exercises/README.md"]
+exclude_patterns = ["_build", "_generated", "_notebooks/exercises/README.md"]
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 add_module_names = False
+default_role = "literal"  # docstrings write `name` as in Markdown
 napoleon_use_rtype = False
 
 html_theme = "furo"
@@ -63,3 +64,14 @@ def _copy_sources() -> None:
 
 
 _copy_sources()
+
+
+def _clean_docstring(app, what, name, obj, options, lines: list[str]) -> None:
+    """Remove the docstring that Python gives to the fields of a named tuple."""
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
+
+
+def setup(app) -> None:
+    """Connect the hooks of this file."""
+    app.connect("autodoc-process-docstring", _clean_docstring)

@@ -1,6 +1,6 @@
 """Write the generated pages of the documentation and the results table of the README, from the code and from reports/.
 
-python docs/generate.py      write the table into README.md and the pages into docs/_generated
+python docs/generate.py      write the table of README.md, its figure, and the pages in docs/_generated
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hacpo_kit.common.files import read_json, write_text
 from hacpo_kit.config import Config
 from hacpo_kit.experiments import compare
 from hacpo_kit.records import METRICS
+from hacpo_kit.views import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "reports"
@@ -32,6 +33,7 @@ def main() -> None:
     path = ROOT / "README.md"
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
     write_text(path, f"{before}{BEGIN}\n{readme_results()}\n{END}{rest.split(END)[1]}")
+    (REPORTS / "study" / "accuracy.png").write_bytes(picture().png())
     write_pages(ROOT / "docs" / "_generated")
 
 
@@ -100,6 +102,13 @@ def readme_results() -> str:
     return f"{_accuracy_table(_study(), README_SETS, README_METHODS)}\n\n{sentence}"
 
 
+def picture():
+    """Return the figure of accuracy against rollouts: the baselines and hacpo, one panel per set."""
+    curves = compare.accuracy_curves(_study().query("agents in @README_SETS"))
+    curves = curves[curves["method"].isin(README_METHODS)]
+    return plots.method_curves(curves, x="rollouts", y="accuracy", title="Accuracy against rollouts per agent")
+
+
 def study() -> str:
     """Return the accuracy of every method on every set."""
     frame = _study()
@@ -117,7 +126,7 @@ def _accuracy_table(frame: pd.DataFrame, sets: list[str], methods: list[str]) ->
             means = of_set.groupby("method", observed=True)["value"].mean()
             cells = {m: f"{means[m]:.3f}".lstrip("0") if m in means else "–" for m in methods}
             gain = _difference(frame, agents, step)
-            table.append({"agents": agents, "step": step, **cells, f"hacpo − {BASELINE}, points [95 %]": gain})
+            table.append({"agents": agents, "step": step, **cells, f"hacpo − {BASELINE} [95 %]": gain})
     return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
 
 
