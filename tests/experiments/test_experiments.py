@@ -389,31 +389,6 @@ def test_public_names_exist():
     assert hk.__version__ == PROJECT["version"]
 
 
-def test_paper_md_names_only_what_exists():
-    """Every `name` of a function or test in PAPER.md stands in the code."""
-    text = (ROOT / "PAPER.md").read_text(encoding="utf-8")
-    code = "\n".join(
-        p.read_text(encoding="utf-8") for folder in ("hacpo_kit", "tests") for p in (ROOT / folder).rglob("*.py")
-    )
-    named = re.findall(r"`((?:test_)?[a-z_]+)(?:\(\))?`", text)
-    assert len(named) > 20
-    assert not [name for name in named if not re.search(rf"\b{name}\b", code)]
-
-
-def test_the_glossary_in_paper_md_is_the_one_in_the_code():
-    from hacpo_kit.records import METRICS
-
-    text = (ROOT / "PAPER.md").read_text(encoding="utf-8")
-    for name, meaning in METRICS.items():
-        assert f"| `{name}` | {meaning} |" in text
-
-
-def test_the_settings_in_paper_md_are_those_of_the_code():
-    text = (ROOT / "PAPER.md").read_text(encoding="utf-8")
-    for name, row in hk.Config.describe().iterrows():
-        assert f"| `{name}` | {row['default']} | {row['meaning']} | {row['source'] or '–'} |" in text
-
-
 def test_further_test_sets_of_an_experiment(tmp_path, fresh_agent):
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "1+1=", "gold": "2"}\n')
