@@ -1,133 +1,133 @@
-"""Every setting of an experiment, in one frozen dataclass, and the named methods as settings of it."""
+"""All settings of an experiment in one immutable model, and the named methods as settings of it."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import numbers
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Json, TypeAdapter, ValidationError, field_validator, model_validator
 
 from hacpo_kit.common.files import read_json
 
-VERSION = 2  # of the stored form; a config of another version is refused with a reason
+VERSION = 2  # of the stored form; another version is refused
 
 
-def _setting(default: Any, meaning: str, *, unit: str = "–", source: str = "") -> Any:
-    return field(default=default, metadata={"meaning": meaning, "unit": unit, "source": source})
+def _setting(default: Any, meaning: str, *, unit: str = "–", source: str = "", **limits: Any) -> Any:
+    """Describe one setting; `limits` are pydantic's constraints such as ge (greater than or equal to)."""
+    return Field(default, description=meaning, json_schema_extra={"unit": unit, "source": source}, **limits)
 
 
-@dataclass(frozen=True)
-class Config:
-    """All settings of a run; equation numbers are those of arXiv 2603.02604 (v1).
+class Config(BaseModel):
+    """All settings of a run. Equation numbers are those of arXiv 2603.02604 (v1).
 
-    Defaults are the paper's where it names one number and otherwise fit the built-in agents; `preset` names methods.
+    A default is the paper's where the paper gives one number, and otherwise fits the built-in agents.
+    `preset` returns the settings of a named method.
+
+    Raises TypeError for an unknown setting, ValueError for a value that the setting does not take.
 
     >>> Config.preset("gspo").sources, Config.preset("hacpo", alpha=2).alpha
     ('own', 2.0)
     """
 
-    # Who teaches whom
-    method: str = _setting("hacpo", "name of the method, for tables and legends")
-    sources: Literal["all", "own"] = _setting("all", "whose rollouts a learner uses")
-    seed: int = _setting(0, "every random choice of the run is derived from it")
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    # Which rollouts a learner uses
+    method: str = _setting("hacpo", "name of the method in tables and legends")
+    sources: Literal["all", "own"] = _setting("all", "agents whose rollouts a learner uses")
+    seed: int = _setting(0, "seed of the run; every random choice is derived from it")
 
     # Rollout
-    prompts_per_step: int = _setting(32, "problems answered in one step", unit="problems")
-    n: int = _setting(8, "rollouts per agent and problem, G in the paper", unit="rollouts")
-    oversample: int = _setting(1, "factor on n; 2 in gspo_x2")
-    temperature: float = _setting(1.0, "sampling temperature; the logits of every scoring are divided by it too")
-    max_new_tokens: int = _setting(32, "length limit of an answer", unit="tokens")
-    rollout_batch: int = _setting(256, "answers sampled at once; a smaller number needs less memory", unit="rollouts")
+    prompts_per_step: int = _setting(32, "problems in one step", unit="problems", ge=1)
+    n: int = _setting(8, "rollouts per agent and problem, G in the paper", unit="rollouts", ge=1)
+    oversample: int = _setting(1, "factor on n; 2 in gspo_x2", ge=1)
+    temperature: float = _setting(1.0, "sampling temperature; scoring divides the logits by it too", gt=0)
+    max_new_tokens: int = _setting(32, "maximum length of a response", unit="tokens", ge=1)
+    rollout_batch: int = _setting(256, "rollouts sampled at once; fewer need less memory", unit="rollouts", ge=1)
 
     # Capability and advantage
-    window: int = _setting(5, "steps over which mean rewards are averaged, K", unit="steps", source="eqs. 8-9")
+    window: int = _setting(5, "steps in the mean of the rewards, K", unit="steps", source="eqs. 8-9", ge=1)
     capability_baseline: bool = _setting(
         True, "scale peer rewards by ω(learner, source) in the baseline", source="eq. 6"
     )
     binary_guard: bool = _setting(
-        True, "0/1 rewards: a baseline above 1 becomes the learner's own mean", source="recipe"
+        True, "with 0/1 rewards replace a baseline above 1 by the learner's own mean", source="recipe"
     )
     cross_baseline: Literal["learner", "source"] = _setting(
-        "learner", "whose baseline a peer rollout gets", source="eqs. 10, 50"
+        "learner", "agent whose baseline a peer rollout gets", source="eqs. 10, 50"
     )
     discrepancy: bool = _setting(True, "scale peer advantages by ω(source, learner)", source="eq. 10")
     exclude_solved: bool = _setting(
-        False, "a problem that the learner solves in all its own rollouts teaches it nothing", source="ours"
+        False, "set advantages to 0 for problems that the learner solves in all its own rollouts", source="ours"
     )
 
-    # Importance ratio and clip
+    # Importance ratio and clipping
     ratio: Literal["sequence", "token"] = _setting("sequence", "level of the importance ratio", source="eq. 11")
     peer_update: Literal["hacpo", "own"] = _setting(
-        "hacpo", "clip of peer rollouts: HACPO's band, or as if they were own", source="eqs. 12-14"
+        "hacpo", "objective of peer rollouts: HACPO's, or the same as for own rollouts", source="eqs. 12-14"
     )
-    alpha: float = _setting(1.0, "exponent of the stopped ratio in a peer weight, α", source="eq. 12")
-    delta: float = _setting(0.2, "width of the band at the first update of a step, δ", source="eq. 13")
-    delta_step: float = _setting(0.025, "by how much the band narrows with each update, δ_step", source="eq. 14")
-    eps_low: float = _setting(3e-4, "own ratio: lower clip distance", source="eq. 49")
-    eps_high: float = _setting(4e-4, "own ratio: upper clip distance", source="eq. 49")
-    count_eos: bool = _setting(True, "an answer that ended counts its end token when exchanged", source="recipe: False")
-    beta: float = _setting(0.0, "weight of the KL to the initial policy, own rollouts only", source="recipe: 0.001")
+    alpha: float = _setting(
+        1.0, "exponent of the stop-gradient ratio that weights a peer rollout, α", source="eq. 12", ge=0
+    )
+    delta: float = _setting(
+        0.2, "width of the peer clipping range at the first update of a step, δ", source="eq. 13", ge=0, le=1
+    )
+    delta_step: float = _setting(0.025, "decrease of this width with each update, δ_step", source="eq. 14", ge=0)
+    eps_low: float = _setting(3e-4, "own ratio: lower clipping distance", source="eq. 49", ge=0, allow_inf_nan=True)
+    eps_high: float = _setting(4e-4, "own ratio: upper clipping distance", source="eq. 49", ge=0, allow_inf_nan=True)
+    count_eos: bool = _setting(
+        True, "count the end token of a peer rollout in both mean log-probabilities", source="recipe: False"
+    )
+    beta: float = _setting(
+        0.0, "weight of the KL to the initial policy; own rollouts only", source="recipe: 0.001", ge=0
+    )
 
     # Optimiser
-    minibatch: int = _setting(128, "rollouts in one optimiser update", unit="rollouts")
+    minibatch: int = _setting(128, "rollouts in one optimiser update", unit="rollouts", ge=1)
     equal_updates: bool = _setting(
-        False,
-        "as many updates a step as the learner would make alone: mini-batches grow with the sources",
-        source="ours",
+        False, "larger mini-batches, so that sharing does not change the number of updates in a step", source="ours"
     )
     minibatch_order: Literal["mixed", "own_first"] = _setting(
-        "mixed", "own and peer rollouts shuffled together, or all own ones first", source="recipe: own_first"
+        "mixed", "own and peer rollouts shuffled together, or own rollouts first", source="recipe: own_first"
     )
-    microbatch_tokens: int = _setting(16384, "padded tokens in one forward and backward pass", unit="tokens")
-    lr: float = _setting(1e-4, "learning rate of AdamW (paper: 1e-6)")
-    warmup: int = _setting(4, "steps over which the learning rate rises linearly", unit="steps")
-    beta1: float = _setting(0.9, "AdamW, decay of the first moment")
-    beta2: float = _setting(0.99, "AdamW, decay of the second moment")
-    adam_eps: float = _setting(1e-8, "AdamW, added to the denominator")
-    weight_decay: float = _setting(0.0, "AdamW, decoupled weight decay")
-    max_grad_norm: float = _setting(1.0, "the gradient is scaled down to this norm; inf switches it off")
+    microbatch_tokens: int = _setting(16384, "padded tokens in one forward and backward pass", unit="tokens", ge=1)
+    lr: float = _setting(1e-4, "learning rate of AdamW (paper: 1e-6)", ge=0)
+    warmup: int = _setting(4, "steps of linear learning-rate warm-up", unit="steps", ge=0)
+    beta1: float = _setting(0.9, "AdamW: decay of the first moment", ge=0, lt=1)
+    beta2: float = _setting(0.99, "AdamW: decay of the second moment", ge=0, lt=1)
+    adam_eps: float = _setting(1e-8, "AdamW: constant in the denominator", gt=0)
+    weight_decay: float = _setting(0.0, "AdamW: decoupled weight decay", ge=0)
+    max_grad_norm: float = _setting(
+        1.0, "maximum norm of the gradient; inf disables gradient clipping", gt=0, allow_inf_nan=True
+    )
 
-    def __post_init__(self):
-        hints = get_type_hints(type(self))
-        for f in fields(self):
-            object.__setattr__(self, f.name, _checked(f.name, getattr(self, f.name), hints[f.name]))
-        for name in (
-            "prompts_per_step",
-            "n",
-            "oversample",
-            "max_new_tokens",
-            "rollout_batch",
-            "window",
-            "minibatch",
-            "microbatch_tokens",
-        ):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("eps_low", "eps_high"):  # inf: no bound
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("alpha", "delta_step", "beta", "weight_decay", "warmup", "lr"):
-            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, and finite")
-        _require(0 <= self.delta <= 1, "delta", self.delta, "between 0 and 1, since the band is 1 − δ to 1")
-        _require(
-            0 < self.temperature < math.inf,
-            "temperature",
-            self.temperature,
-            "above 0 and finite: greedy answers have no log-probability",
-        )
-        _require(
-            0 < self.adam_eps < math.inf, "adam_eps", self.adam_eps, "above 0 and finite: it keeps 0 / 0 out of a step"
-        )
-        _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
-        for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
+    def __init__(self, **settings: Any):
+        for name in settings.keys() - type(self).model_fields.keys():
+            raise TypeError(f"unknown setting {name!r}{did_you_mean(name, type(self).model_fields)}")
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise ValueError(_explanation(error)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number(cls, value: Any, info) -> Any:
+        """Accept "inf", which stands for infinity in JSON, and every kind of number."""
+        if value == "inf" and cls.model_fields[info.field_name].annotation is float:
+            return math.inf
+        return _python_number(value)
+
+    @model_validator(mode="after")
+    def _comparable_tokens(self) -> Config:
         if self.ratio == "token" and self.sources == "all":
             raise ValueError(
-                "ratio='token' needs sources='own': tokens of two tokenizers cannot be compared one by one; "
-                "use ratio='sequence' to share rollouts"
+                "ratio='token' needs sources='own', because tokens of two tokenizers do not correspond one to one; "
+                "set ratio='sequence' to share rollouts"
             )
+        return self
 
     @property
     def rollouts_per_prompt(self) -> int:
@@ -136,69 +136,63 @@ class Config:
 
     @classmethod
     def preset(cls, method: str = "hacpo", *, pair: str | None = None, **overrides: Any) -> Config:
-        """A named method, optionally with the paper's settings for one of its model pairs; `overrides` win.
+        """Return the settings of a named method, optionally with the paper's settings for a model pair.
+
+        `overrides` take precedence over the method's settings, and these over the pair's.
 
         Raises ValueError for an unknown method or pair, TypeError for an unknown setting.
         """
-        settings: dict[str, Any] = {"method": method, **_known(method, METHODS, "method")}
+        settings = {"method": method, **_entry(METHODS, method, "method")}
         if pair is not None:
-            # the method's own settings come last: alpha=0 stays 0 on every pair
-            settings = {**PAPER_TRAINING, **_known(pair, PAPER_PAIRS, "pair"), **settings}
-        return cls.from_dict({**settings, **overrides})
+            settings = {**PAPER_TRAINING, **_entry(PAPER_PAIRS, pair, "pair"), **settings}
+        return cls(**{**settings, **overrides})
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Config:
-        """The config with these settings; raises TypeError for a name that is no setting, ValueError for a bad value."""
+        """Return the config with these settings; raises ValueError for a stored form of another version."""
         settings = dict(settings)
         version = settings.pop("version", VERSION)
         if version != VERSION:
             raise ValueError(
-                f"this config has version {version}, this program reads version {VERSION}; "
-                "use the version of hacpo_kit that wrote it, or begin a new run"
+                f"the stored settings have version {version!r}, this version of hacpo_kit reads version {VERSION} because "
+                "settings and metrics were renamed; start a new run, or use the version of hacpo_kit that wrote them"
             )
-        for name in settings:
-            if name not in cls.__dataclass_fields__:
-                raise TypeError(f"unknown setting {name!r}{did_you_mean(name, cls.__dataclass_fields__)}")
         return cls(**settings)
 
     @classmethod
     def read(cls, file: str | Path) -> Config:
-        """The config in its stored form. A setting that it lacks came later: its default is what was done before.
+        """Return the config that a file stores; a setting that the file lacks has its default.
 
-        Raises ValueError, naming the file and the reason, for what is no config or comes from another version.
+        Raises ValueError, naming the file and the reason, for a file of another version and for invalid content.
         """
         settings = read_json(Path(file))
         try:
             return cls.from_dict(settings)
-        except TypeError as error:
-            raise ValueError(f"{file}: {error}; it was written by another version of hacpo_kit") from None
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{file}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON types, with the version of the stored form."""
-        # JSON has no infinity, which switches eps_high or max_grad_norm off
-        return {"version": VERSION, **{k: "inf" if v == math.inf else v for k, v in asdict(self).items()}}
+        """Return the settings as JSON types, with the version of the stored form."""
+        # JSON has no infinity, which disables eps_high or max_grad_norm
+        return {"version": VERSION, **{name: "inf" if value == math.inf else value for name, value in self}}
 
     def replace(self, **changes: Any) -> Config:
-        """A copy with some settings changed."""
-        return type(self).from_dict({**self.to_dict(), **changes})
+        """Return a copy with some settings changed."""
+        return type(self)(**{**dict(self), **changes})
 
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
-        """The settings in which two configs differ, with both values."""
-        mine, theirs = asdict(self), asdict(other)
-        return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
-
-    def to_json(self) -> str:
-        """The stored form."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+        """Return the settings in which two configs differ, with both values."""
+        return {name: (value, getattr(other, name)) for name, value in self if value != getattr(other, name)}
 
     @classmethod
     def describe(cls):
-        """A pandas table of all settings: default, unit, meaning, and where in the paper it stands."""
+        """Return a pandas table of all settings: default, meaning, unit, and source in the paper."""
         import pandas as pd
 
-        rows = [{"setting": f.name, "default": f.default, **f.metadata} for f in fields(cls)]
+        rows = [
+            {"setting": name, "default": f.default, "meaning": f.description, **f.json_schema_extra}
+            for name, f in cls.model_fields.items()
+        ]
         return pd.DataFrame(rows).set_index("setting")
 
 
@@ -233,93 +227,65 @@ PAPER_PAIRS: dict[str, dict[str, float]] = {
 }
 
 
-def coerce(name: str, value: Any, kind: Any) -> Any:
-    """The value as `kind` (bool, int, float, str or a Literal of strings), also from the text of a command line.
+def check(name: str, value: Any, kind: Any, *, strict: bool = True) -> Any:
+    """Return the value as `kind`, a type with or without pydantic's constraints; strict=False also converts text.
 
-    Raises ValueError that names the parameter and what it takes.
-
-    >>> coerce("seed", "007", int), coerce("flag", "true", bool), coerce("lr", "1e-6", float)
-    (7, True, 1e-06)
+    Raises ValueError with the name, the value and what `kind` takes.
     """
-    if isinstance(value, str) and kind is not str and get_origin(kind) is not Literal:
-        value = _from_text(name, value, kind)
-    return _checked(name, value, kind)
+    try:
+        return TypeAdapter(kind).validate_python(_python_number(value), strict=strict)
+    except ValidationError as error:
+        raise ValueError(_explanation(error, name)) from None
+
+
+def coerce(name: str, value: Any, kind: Any) -> Any:
+    """Return the value as `kind` (bool, int, float, str, dict or a Literal); text of a command line is converted.
+
+    Raises ValueError as `check` does.
+
+    >>> coerce("seed", "007", int), coerce("flag", "true", bool), coerce("settings", '{"beta": 0.1}', dict)
+    (7, True, {'beta': 0.1})
+    """
+    if not isinstance(value, str):
+        return check(name, value, kind)
+    return check(name, value, Json[dict] if kind is dict else kind, strict=False)
 
 
 def settings_from_text(values: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of Config as a command line gives them, as what each takes.
+    """Convert settings of Config from the text of a command line.
 
-    Raises ValueError for a name that is no setting, and for text that is no value of it.
+    Raises ValueError for an unknown setting, and for text that the setting does not take.
     """
-    hints = get_type_hints(Config)
-    for name in values:
-        if name not in Config.__dataclass_fields__:
-            raise ValueError(f"unknown setting {name!r}{did_you_mean(name, Config.__dataclass_fields__)}")
-    return {name: coerce(name, text, hints[name]) for name, text in values.items()}
-
-
-def _from_text(name: str, text: str, kind: type) -> Any:
-    word = text.strip().lower()
-    if kind is bool:
-        if word in ("true", "yes", "1", "false", "no", "0"):
-            return word in ("true", "yes", "1")
-        raise ValueError(f"{name}: {text!r} is neither true nor false")
-    if kind is dict:
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f'{name}: {text!r} is no JSON like {{"beta": 0.001}}: {error}') from None
-    try:
-        return kind(word)
-    except ValueError:
-        raise ValueError(f"{name}: {text!r} is no {'whole number' if kind is int else 'number'}") from None
-
-
-def _checked(name: str, value: Any, kind: Any) -> Any:
-    """The value as Python's own type, if it fits (an int may stand for a float); booleans are never numbers here."""
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise ValueError(f"{name}={value!r}: it takes one of {', '.join(map(repr, get_args(kind)))}")
-        return value
-    if kind is float and value == "inf":
-        value = math.inf
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)  # numpy's are such, too
-    if kind is float and number:
-        if math.isnan(value):
-            raise ValueError(f"{name} is NaN; give a number")
-        return float(value)
-    if kind is int and number and (isinstance(value, numbers.Integral) or float(value).is_integer()):
-        return int(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name}={value!r}: it takes {_KINDS[kind]}, not {type(value).__name__}")
-    return value
-
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "names with values"}
+    known = Config.model_fields
+    return {name: coerce(name, text, _entry(known, name, "setting").annotation) for name, text in values.items()}
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """A whole number, also 3.0 or one of numpy's; raises ValueError for another value, and for one below `least`."""
-    value = _checked(name, value, int)
-    _require(value >= least, name, value, f"at least {least}")
+    """Return the value as an int; raises ValueError if it is not a whole number or is below `least`."""
+    return check(name, value, Annotated[int, Field(ge=least)])
+
+
+def _python_number(value: Any) -> Any:
+    """Return a number as Python's int or float (8.0 and numpy's 8 become 8), any other value unchanged."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return int(value) if float(value).is_integer() else float(value)
     return value
 
 
-def _require(condition: bool, name: str, value: Any, what: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}={value!r}: it must be {what}")
+def _explanation(error: ValidationError, name: str = "") -> str:
+    """Return the errors that pydantic found, as in "n=0: Input should be greater than or equal to 1"."""
+    raised = [e["ctx"]["error"] for e in error.errors() if e["type"] == "value_error"]
+    found = [f"{name or e['loc'][0]}={e['input']!r}: {e['msg']}" for e in error.errors() if e["type"] != "value_error"]
+    return "; ".join(map(str, [*found, *raised]))
 
 
-def _known(name: str, table: Mapping[str, Any], kind: str) -> Any:
+def _entry(table: Mapping[str, Any], name: str, kind: str) -> Any:
     if name not in table:
         raise ValueError(f"unknown {kind} {name!r}{did_you_mean(name, table)}; there are {', '.join(table)}")
     return table[name]
 
 
-def did_you_mean(name: str, known: Any) -> str:
-    """The end of an error message: the nearest known name, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-__all__ = ["METHODS", "PAPER_PAIRS", "Config", "coerce", "did_you_mean", "settings_from_text"]
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message that suggests the most similar known name, or nothing."""
+    similar = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""

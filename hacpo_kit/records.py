@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -18,11 +17,6 @@ from hacpo_kit.tasks.verifier import last_box, same_text
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def derive_seed(*parts: Any) -> int:
-    """A 63-bit seed from anything printable, so that no random choice depends on what was drawn before it."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little") >> 1
 
 
 @dataclass(frozen=True, eq=False)

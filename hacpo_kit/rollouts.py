@@ -13,11 +13,12 @@ import torch
 from tqdm.auto import tqdm
 
 from hacpo_kit.common.faults import with_fault
+from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.models.agents import Agent, as_list, each, microbatches
 from hacpo_kit.models.engines import Answer
 from hacpo_kit.models.engines import transformers as transformers_engine
 from hacpo_kit.models.memory import out_of_memory, smaller_passes, told
-from hacpo_kit.records import Pool, Rollout, derive_seed, engine_gap, named
+from hacpo_kit.records import Pool, Rollout, engine_gap, named
 
 if TYPE_CHECKING:
     from hacpo_kit.tasks.problems import Problem

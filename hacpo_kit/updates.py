@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from hacpo_kit.common.faults import with_fault
+from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, each, microbatches
 from hacpo_kit.models.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, lower_bound
-from hacpo_kit.records import Batch, MiniBatch, StepStats, derive_seed, named
+from hacpo_kit.records import Batch, MiniBatch, StepStats, named
 
 
 def update(

@@ -113,8 +113,8 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
     [
         ("run.json", "{", r"run\.json is no JSON"),
         ("run.json", '{"steps": 6}', r"run\.json lacks reward_function, agents, .*another version"),
-        ("config.json", '{"version": 1, "epsilon": 0.2}', r"config\.json: unknown setting 'epsilon'.*another version"),
-        ("config.json", '{"version": 0}', r"config\.json: this config has version 0"),
+        ("config.json", '{"version": 2, "epsilon": 0.2}', r"config\.json: unknown setting 'epsilon'"),
+        ("config.json", '{"version": 0}', r"config\.json: .*version 0"),
     ],
 )
 def test_a_record_from_elsewhere_is_refused_with_its_file_and_the_reason(undisturbed, tmp_path, file, content, message):
@@ -334,7 +334,7 @@ def generous(response, gold):
 @pytest.mark.parametrize("name", ["eval_every", "eval_k", "save_every", "steps"])
 @pytest.mark.parametrize("value", [0, 2.5, True, "3"])
 def test_an_interval_that_is_no_whole_number_is_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value!r}: it (must be at least 1|takes a whole number, not)"):
+    with pytest.raises(ValueError, match=f"{name}={value!r}: "):
         hk.train(agents(), problems("train", 20), CONFIG, **{"steps": 1, name: value})
 
 

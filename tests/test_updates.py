@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hacpo_kit as hk
+from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.objective import clip_band
-from hacpo_kit.records import derive_seed
 from hacpo_kit.runs.gradients import gradient_parts
 from hacpo_kit.updates import minibatches
 

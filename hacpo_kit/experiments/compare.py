@@ -89,7 +89,7 @@ def usable(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 def _variants(runs: pd.DataFrame) -> tuple[pd.Series, list[str]]:
     """Method names that tell runs of a method with different settings apart."""
-    settings = [c for c in Config.__dataclass_fields__ if c in runs and c not in ("method", "seed")]
+    settings = [c for c in Config.model_fields if c in runs and c not in ("method", "seed")]
     settings = [c for c in settings if runs[c].nunique() > 1]
     labels, notes = runs["method"].astype(str), []
     changed = runs["changed"].astype(object).fillna("") if "changed" in runs else {}  # earlier tables lack it

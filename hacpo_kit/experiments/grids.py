@@ -171,7 +171,7 @@ def _check_agents(agents: str, place: str) -> None:
 def _name(experiment: Experiment, set_here: set[str], base: Experiment) -> str:
     """`hacpo-tiny-model-pair-alpha=2.0-seed0`: method, agents, what else the block sets to another value than the base, seed."""
     mine, others = experiment.parameters, base.parameters
-    others = {**{name: Config.__dataclass_fields__[name].default for name in other_settings()}, **others}
+    others = {**{name: Config.model_fields[name].default for name in other_settings()}, **others}
     marks = [f"{k}={mine[k]}" for k in sorted(set_here - {"method", "agents", "seed"}) if mine[k] != others[k]]
     return "-".join(
         _file_name(part) for part in (experiment.method, experiment.agents, *marks, f"seed{experiment.seed}")

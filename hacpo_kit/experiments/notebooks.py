@@ -61,7 +61,7 @@ class Experiment:
 
     def config(self) -> Config:
         """The training settings of this experiment."""
-        given = {f.name for f in fields(self)} & set(Config.__dataclass_fields__) - {"method"}
+        given = {f.name for f in fields(self)} & set(Config.model_fields) - {"method"}
         settings = {name: getattr(self, name) for name in given if getattr(self, name) is not None} | self.settings
         for name, fixed in METHODS.get(self.method, {}).items():
             if settings.get(name, fixed) != fixed:
@@ -173,7 +173,7 @@ def check_parameters(values: Mapping[str, Any]) -> Experiment:
 def other_settings() -> dict[str, Any]:
     """The settings of Config that are no parameters of an experiment by themselves: name → type."""
     own = Experiment.__dataclass_fields__
-    return {name: kind for name, kind in typing.get_type_hints(Config).items() if name not in own}
+    return {name: about.annotation for name, about in Config.model_fields.items() if name not in own}
 
 
 def _check_settings(settings: Mapping[str, Any], by_name: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -297,7 +297,7 @@ def _environment(threads: int | None) -> dict[str, str]:
 def _resolved(experiment: Experiment) -> dict[str, Any]:
     """Every parameter with the value that the run has: what is None takes the method's."""
     own = {k: v for k, v in experiment.parameters.items() if k != "out"}
-    return _finite({**own, **asdict(experiment.config())})
+    return _finite({**own, **dict(experiment.config())})
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
@@ -495,7 +495,7 @@ def _read_run(path: Path, name: str) -> tuple[pd.DataFrame, str]:
     steps = int(record["steps"])
     changed = [line for line in read_steps(path / changes.FILE) if line["from_step"] <= lines[-1]["step"]]
     about = {
-        **asdict(config),
+        **dict(config),
         "changed": changes.told(changed),
         "agents": _agents_of(record),
         "steps": steps,
@@ -546,7 +546,7 @@ def _text_columns() -> list[str]:
         "metric",
         "agents",
         "changed",
-        *(f.name for f in fields(Config) if isinstance(f.default, str)),
+        *(name for name, about in Config.model_fields.items() if isinstance(about.default, str)),
     ]
 
 

@@ -16,9 +16,9 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from hacpo_kit.advantages import FLOOR, OMEGA_MAX, OMEGA_MIN, STD_GUARD
 from hacpo_kit.common.files import read_lines
@@ -275,7 +275,7 @@ def export_verl(
     each = config.prompts_per_step
     drawn = [p for step in range(steps) for p in problems.batch(step * each, each, seed=config.seed)]
     texts = {
-        "config.json": config.to_json() + "\n",
+        "config.json": json.dumps(config.to_dict(), indent=2) + "\n",
         "overrides.txt": _overrides_text(overrides),
         "reward.py": REWARD,
         "launch.sh": _launch(config, members, "test.parquet" if test else "train.parquet"),
@@ -332,7 +332,8 @@ def of_run(folder: str | Path, values: Mapping[str, Any] | None = None) -> dict[
             f"run {folder} changed {', '.join(sorted(changed))} on its way, and in verl a setting holds for the whole run; say "
             "with -p which value is meant"
         )
-    kinds = {**get_type_hints(Config), **dict.fromkeys(("steps", "eval_every", "eval_k", "save_every"), int)}
+    kinds = {n: about.annotation for n, about in Config.model_fields.items()}
+    kinds |= dict.fromkeys(("steps", "eval_every", "eval_k", "save_every"), int)
     for name in values:
         if name not in kinds:
             raise ValueError(
@@ -340,7 +341,7 @@ def of_run(folder: str | Path, values: Mapping[str, Any] | None = None) -> dict[
             )
     checked = {name: coerce(name, value, kinds[name]) for name, value in values.items()}
     config = Config.read(folder / "config.json")
-    config = config.replace(**{n: v for n, v in checked.items() if n in Config.__dataclass_fields__})
+    config = config.replace(**{n: v for n, v in checked.items() if n in Config.model_fields})
     run = {n: checked.get(n, record[n]) for n in ("steps", "eval_every", "eval_k", "save_every")}
     test = _again("test", record["test"], folder) if record["test"] else None
     problems = _again("problems", record["problems"], folder)
@@ -548,7 +549,7 @@ def _of_config(config: Config, together: int, gpus: int) -> dict[str, tuple[Any,
         f"{_OPTIM}.weight_decay": config.weight_decay,
         f"{_OPTIM}.clip_grad": config.max_grad_norm,
     }
-    meanings = {f.name: f.metadata["meaning"] for f in fields(Config)}
+    meanings = {name: about.description for name, about in Config.model_fields.items()}
     of = {name: [setting for setting, target in TARGETS.items() if name in target.names] for name in values}
     return {name: (v, "; ".join(f"{s}: {meanings[s]}" for s in of[name])) for name, v in values.items()}
 
@@ -697,11 +698,11 @@ def _mapping(config: Config, overrides: Mapping[str, tuple[Any, str]], notes: Se
         "|---|---|---|---|",
     ]
     stored = config.to_dict()
-    for field in fields(Config):
-        target = TARGETS[field.name]
+    for setting in Config.model_fields:
+        target = TARGETS[setting]
         there = [f"`{n}={hydra(overrides[n][0])}`" if n in overrides else f"`{n}`" for n in target.names]
         where = ", ".join(there) or f"not mappable: always {target.fixed}"
-        lines.append(f"| `{field.name}` | {stored[field.name]} | {where} | {target.remark} |")
+        lines.append(f"| `{setting}` | {stored[setting]} | {where} | {target.remark} |")
     beside = {n: given for n, given in overrides.items() if not any(n in t.names for t in TARGETS.values())}
     lines += ["", "## What the recipe is told besides", "", "| name | value | why |", "|---|---|---|"]
     lines += [f"| `{name}` | {hydra(value)} | {why} |" for name, (value, why) in beside.items()]

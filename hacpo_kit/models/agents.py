@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.models.engines import ENGINES
 from hacpo_kit.models.engines import transformers as transformers_engine
@@ -25,7 +26,6 @@ from hacpo_kit.models.memory import check_fits
 from hacpo_kit.models.offload import Offload
 from hacpo_kit.models.optimizers import MasterAdamW
 from hacpo_kit.objective import token_logprobs
-from hacpo_kit.records import derive_seed
 
 if TYPE_CHECKING:
     from hacpo_kit.tasks.problems import Problem

@@ -419,7 +419,7 @@ class _Plan:
 
     def changed(self, changes: Mapping[str, Any]) -> _Plan:
         """The plan with other settings, of the config or of how agents are loaded."""
-        settings = {k: v for k, v in changes.items() if k in Config.__dataclass_fields__}
+        settings = {k: v for k, v in changes.items() if k in Config.model_fields}
         loading = {k: v for k, v in changes.items() if k in Shape.__dataclass_fields__ and k not in settings}
         shapes = {n: replace(s, **loading) for n, s in self.shapes.items()} if loading else self.shapes
         offload = changes.get("offload", self.offload)

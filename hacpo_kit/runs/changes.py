@@ -18,7 +18,7 @@ FIXED = (
     "method", "sources", "seed", "oversample", "capability_baseline", "binary_guard", "cross_baseline", "discrepancy",
     "exclude_solved", "ratio", "peer_update", "count_eos", "equal_updates", "minibatch_order",
 )  # fmt: skip
-CHANGEABLE = tuple(name for name in Config.__dataclass_fields__ if name not in FIXED)
+CHANGEABLE = tuple(name for name in Config.model_fields if name not in FIXED)
 
 
 def check_change(now: Config, wanted: Config, problems: Problems | None = None) -> dict[str, tuple[Any, Any]]:

@@ -19,10 +19,11 @@ import torch
 
 from hacpo_kit.advantages import Capability, advantage, learner_tokens
 from hacpo_kit.common.files import remove_leftovers, replacing
+from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, as_list, microbatches
 from hacpo_kit.objective import lower_bound
-from hacpo_kit.records import Batch, MiniBatch, Pool, StepStats, derive_seed
+from hacpo_kit.records import Batch, MiniBatch, Pool, StepStats
 from hacpo_kit.updates import _micro_objective, minibatches
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
@@ -91,7 +90,7 @@ class View:
         return panes
 
     def _column(self, title: str, names: dict[str, tuple[float, float, float]]) -> w.Widget:
-        about = {f.name: f for f in fields(Config)}
+        about = Config.model_fields
         rows: list[w.Widget] = [w.HTML(f"<b>{title}</b>")]
         for name, (least, greatest, step) in names.items():
             value = getattr(self.monitor.config, name)
@@ -102,8 +101,8 @@ class View:
                 value, min=number(min(least, value)), max=number(max(greatest, value)), step=number(step),
                 description=name, style={"description_width": "120px"}, layout=w.Layout(width="240px"),
             ).add_class(f"hacpo-set-{name}")  # fmt: skip
-            unit = about[name].metadata["unit"]
-            told = about[name].metadata["meaning"] + (f" ({unit})" if unit != "–" else "")
+            unit = about[name].json_schema_extra["unit"]
+            told = about[name].description + (f" ({unit})" if unit != "–" else "")
             field.tooltip = told
             self.inputs[name] = field
             rows += [

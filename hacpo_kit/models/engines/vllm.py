@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import did_you_mean
 from hacpo_kit.models.engines import Answer
 from hacpo_kit.models.lora import has_adapter, merged_state
-from hacpo_kit.records import derive_seed
 
 if TYPE_CHECKING:
     from hacpo_kit.models.agents import Agent
