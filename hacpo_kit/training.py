@@ -22,6 +22,7 @@ import torch
 from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
+from hacpo_kit.common.console import unattended
 from hacpo_kit.common.faults import keep_faults
 from hacpo_kit.common.files import Lines, locked, read_steps, remove_leftovers, truncate_lines, write_json
 from hacpo_kit.config import Config, whole_number
@@ -37,7 +38,6 @@ from hacpo_kit.runs.evaluation import evaluate
 from hacpo_kit.runs.experience import Experience, drop_after, path_of
 from hacpo_kit.tasks.problems import Problems, load_problems
 from hacpo_kit.updates import update
-from hacpo_kit.views.live import unattended
 
 if TYPE_CHECKING:
     import pandas as pd

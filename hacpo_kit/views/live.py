@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from hacpo_kit.common.console import unattended
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -18,13 +19,6 @@ STYLE = """<style>
 .jp-OutputArea-child:has(> .jp-OutputArea-output > .hacpo-live) + .jp-OutputArea-child:has(> .jp-RenderedImage) {
     display: none }
 </style>"""
-
-
-def unattended() -> bool:
-    """True in a kernel whose client takes no input: papermill and nbconvert, where nobody can click and bars become text."""
-    with contextlib.suppress(Exception):
-        return not get_ipython().kernel._allow_stdin  # type: ignore[name-defined]
-    return False
 
 
 class Live:
@@ -83,4 +77,4 @@ class Live:
         display(bundle, raw=True, display_id=f"hacpo-{id(self):x}", update=update)
 
 
-__all__ = ["Live", "unattended"]
+__all__ = ["Live"]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hacpo_kit.common.console import unattended
 from hacpo_kit.views.explorer import Explorer, explorer
-from hacpo_kit.views.live import Live, unattended
+from hacpo_kit.views.live import Live
 
 if TYPE_CHECKING:
     from hacpo_kit.config import Config
