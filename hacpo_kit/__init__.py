@@ -11,7 +11,8 @@ __version__ = "0.1.0"
 _HOME = {
     "advantages": "Capability advantage",
     "config": "Config",
-    "experiments.sweeps": "read_runs sweep",
+    "experiments.sweeps": "sweep",
+    "experiments.tables": "read_runs",
     "export.verl": "export_verl",
     "models.agents": "Agent load_agent load_agents",
     "records": "Pool",

@@ -13,7 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from hacpo_kit.config import Config
-from hacpo_kit.experiments.compare import MEAN, interval
+from hacpo_kit.experiments.statistics import MEAN, interval
 from hacpo_kit.models.memory import PARTS as MEMORY_PARTS
 from hacpo_kit.models.memory import usable
 from hacpo_kit.objective import clip_band

@@ -7,7 +7,7 @@ import pytest
 
 from hacpo_kit.experiments import compare
 from hacpo_kit.experiments.grids import read_grid
-from hacpo_kit.experiments.sweeps import read_runs
+from hacpo_kit.experiments.tables import read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "reports" / "study"

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import nbformat
-import pandas as pd
 import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
+from made_runs import write_run
 
 import hacpo_kit as hk
 from hacpo_kit.cli import main
@@ -24,30 +24,7 @@ from hacpo_kit.experiments.notebooks import Experiment, check_parameters, find_n
 from hacpo_kit.runs.checkpoints import checkpoints
 
 SMALL = {"steps": 1, "prompts_per_step": 2, "n": 2, "test_size": 2, "minibatch": 4}
-PAIR = ["qwen3-sums", "llama-differences"]
 METHODS = ["hacpo", "gspo"]
-
-
-def write_run(folder, experiment=None, *, last=None, agents=PAIR, scores=None):
-    """A run folder with notebook and HTML, as a run that came to step `last` leaves it."""
-    experiment = experiment or Experiment(**SMALL)
-    last = experiment.steps if last is None else last
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {"steps": experiment.steps, "agents": [{"name": a, "origin": a} for a in agents]}
-    (folder / "run.json").write_text(json.dumps(record))
-    (folder / "config.json").write_text(json.dumps(experiment.config().to_dict()))
-    with (folder / "metrics.jsonl").open("w") as file:
-        for step in range(last + 1):
-            line = {"step": step, "rollouts": 8 * step, "tokens": 60 * step, "seconds": 0.5 * step}
-            own = {a: {"avg@1": 0.25 * (k + 1), **(scores or {})} for k, a in enumerate(agents)}
-            if step:
-                line |= {"seconds_update": 0.1, "omega": {a: {b: 2.0 for b in agents if b != a} for a in agents}}
-            file.write(json.dumps({**line, "agents": own}) + "\n")
-    for step in (1, 2):
-        (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True, exist_ok=True)
-    notebook = nbformat.v4.new_notebook(metadata={"papermill": {"end_time": "now", "exception": None}})
-    nbformat.write(notebook, folder.with_name(f"{folder.name}.ipynb"))
-    folder.with_name(f"{folder.name}.html").write_text("<html>")
 
 
 class Pretended:
@@ -240,7 +217,7 @@ def test_a_run_is_finished_only_with_all_steps_notebook_and_html(lacking, tmp_pa
     if lacking in ("html", "ipynb"):
         run.with_name(f"{run.name}.{lacking}").unlink()
     elif lacking == "steps":
-        write_run(run, last=0)
+        write_run(run, Experiment(**SMALL), last=0)
     else:
         about = {
             "end_time": "now",
@@ -488,66 +465,6 @@ def test_the_experiment_notebook_with_a_setting_of_config(tmp_path):
     assert [p.name for p in checkpoints(tmp_path / frame["run"].iloc[0])] == ["step-000001"]
 
 
-# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_table_has_one_row_for_each_run_step_agent_and_metric(tmp_path):
-    write_run(tmp_path / "s" / "a", Experiment(steps=2, method="gspo", seed=3), scores={"avg@1/sums": 0.5})
-    write_run(tmp_path / "b", Experiment(steps=3, lr=2e-4), last=1, agents=["x", "qwen3-sums", "y"])
-    frame = hk.read_runs(tmp_path)
-    keys = ["run", "step", "agent", "metric"]
-    assert not frame.duplicated(keys).any()
-    assert list(frame.columns[:8]) == [*keys, "value", "rollouts", "tokens", "seconds"]
-    assert set(frame.columns[8:]) == {*hk.Config.model_fields, "agents", "changed", "steps", "finished"}
-    row = frame.query("run == 's/a' and step == 2 and agent == 'llama-differences'").set_index("metric")
-    assert dict(row["value"]) == {"avg@1": 0.5, "avg@1/sums": 0.5, "omega/qwen3-sums": 2.0}
-    assert set(row["rollouts"]) == {16} and set(row["tokens"]) == {120} and set(row["seconds"]) == {1.0}
-    assert list(frame.query("agent == '' and run == 'b'")["metric"]) == ["seconds_update"]
-    about = frame.groupby("run", observed=True)[["method", "seed", "lr", "agents", "steps", "finished"]].first()
-    assert list(about.loc["s/a"]) == ["gspo", 3, 1e-4, "tiny-model-pair", 2, True]
-    assert list(about.loc["b"]) == ["hacpo", 0, 2e-4, "x+qwen3-sums+y", 3, False]
-    assert len(hk.read_runs(tmp_path / "s" / "a")) == len(frame.query("run == 's/a'"))  # one run alone
-
-
-def test_the_table_survives_parquet(tmp_path):
-    write_run(tmp_path / "a", check_parameters({"eps_high": "inf"}))
-    write_run(tmp_path / "b", Experiment(method="gspo", steps=2))
-    frame = hk.read_runs(tmp_path)
-    text = ["run", "agent", "metric", "method", "agents", "sources", "ratio", "peer"]
-    assert all(isinstance(frame[c].dtype, pd.CategoricalDtype) for c in text)
-    frame.to_parquet(tmp_path / "t.parquet")
-    pd.testing.assert_frame_equal(hk.read_runs(tmp_path / "t.parquet"), frame)
-    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "u.parquet")
-    with pytest.raises(ValueError, match="no table of read_runs: it has no column run"):
-        hk.read_runs(tmp_path / "u.parquet")
-
-
-def test_what_cannot_be_read_is_named_and_the_rest_is_read(tmp_path):
-    for name in ("good", "torn", "empty", "broken", "peer"):
-        write_run(tmp_path / name, Experiment(steps=2))
-    with (tmp_path / "torn" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "rol')
-    (tmp_path / "empty" / "metrics.jsonl").unlink()
-    (tmp_path / "broken" / "run.json").write_text("{")
-    (tmp_path / "peer" / "config.json").write_text('{"alhpa": 1}')
-    with pytest.warns(UserWarning, match=r"4 of 5 runs") as caught:
-        frame = hk.read_runs(tmp_path)
-    told = str(caught[0].message)
-    assert "torn (its last line was cut and is left out)" in told and "did you mean 'alpha'" in told
-    assert all(f"{name} (not read: " in told for name in ("empty", "broken", "peer"))
-    assert list(frame["run"].cat.categories) == ["good", "torn"] and frame["step"].max() == 2
-
-
-def test_a_place_without_runs_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
-        hk.read_runs(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"there is no run.json in it or below"):
-        hk.read_runs(tmp_path)
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"neither a folder of runs nor a .parquet file"):
-        hk.read_runs(tmp_path / "a.txt")
-
-
 def test_a_process_that_only_hands_over_a_notebook_needs_no_torch():
     code = "import sys, hacpo_kit.experiments.worker, hacpo_kit.experiments.notebooks; "
     code += "assert 'torch' not in sys.modules; import hacpo_kit as hk; "
@@ -557,7 +474,7 @@ def test_a_process_that_only_hands_over_a_notebook_needs_no_torch():
 
 def test_the_grids_of_the_project_are_read():
     root = Path(__file__).resolve().parents[2]
-    text = (root / "README.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "how-to" / "sweeps.md").read_text(encoding="utf-8")
     assert len(read_grid(yaml.safe_load(text.split("```yaml")[1].split("```")[0])).runs) == 5 * (4 * 4 + 2)
     for path in (root / "reports").rglob("*.yaml"):
         if "runs" not in path.parts:

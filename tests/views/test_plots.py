@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import hacpo_kit as hk
+from hacpo_kit.experiments.statistics import interval
 from hacpo_kit.models.memory import Estimate, Phase, usable
 from hacpo_kit.records import Batch, MiniBatch, Pool, Rollout, StepStats
-from hacpo_kit.views.plots import MAX_POINTS, Figure, interval
+from hacpo_kit.views.plots import MAX_POINTS, Figure
 
 HOSTILE = (
     "</code></td></table><script>alert(1)</script><img src=x onerror=alert(2)> $x^2$ &amp; \x1b[31m\u202e" + "9" * 500

@@ -1,0 +1,282 @@
+"""Curves, tables and differences of methods from the table of many runs, with intervals over seeds.
+
+Seeds are the independent repetitions. Values are averaged over the agents of a run first, then over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from hacpo_kit.config import did_you_mean
+from hacpo_kit.experiments.selection import method_order, usable
+from hacpo_kit.experiments.statistics import BEFORE, MEAN, interval, over_seeds, paired
+
+ABLATIONS = ("no_capability_baseline", "no_discrepancy", "alpha=0", "delta_step=0", "no_clip")
+RUN = ["agents", "method", "seed", "run"]
+
+
+# ── values of a metric, one row per run, agent and step ──────────────────────────────────────────────────────────────
+
+
+def scores(frame: pd.DataFrame, metric: str = "avg@1") -> tuple[pd.DataFrame, list[str]]:
+    """Return the values of a metric for every run, agent and step and for the agents' mean, and notes as in `usable`.
+
+    Columns: agents, method, seed, run, step, agent, value, and the cumulative rollouts and tokens per agent. A step at
+    which the value of an agent is missing has no mean. Raises ValueError for a metric that no run has.
+    """
+    frame, notes = usable(frame)
+    of_agents = frame[frame["agent"] != ""]
+    rows = of_agents[of_agents["metric"] == metric]
+    if rows.empty:
+        known = sorted(set(map(str, frame["metric"])))
+        raise ValueError(f"no metric {metric!r}{did_you_mean(metric, known)}; there are {', '.join(known)}")
+    if missing := int(rows["value"].isna().sum()):
+        notes.append(f"{missing} values of {metric} are NaN and count as missing.")
+        rows = rows.dropna(subset="value")
+    costs = [c for c in ("rollouts", "tokens") if c in rows]
+    rows = rows[[*RUN, "step", "agent", "value", *costs]].astype(dict.fromkeys(("agents", "run", "agent"), str))
+    agents_per_run = of_agents.groupby("run", observed=True)["agent"].nunique()
+    rows[costs] = rows[costs].div(rows["run"].map(agents_per_run.rename(str)), axis=0)
+    expected = rows.groupby("agents")["agent"].nunique()
+    by_step = rows.groupby([*RUN, "step", *costs], observed=True)["value"].agg(["mean", "size"]).reset_index()
+    complete = by_step["size"] == by_step["agents"].map(expected)
+    if len(incomplete := by_step[~complete]):
+        places = ", ".join(f"{r.run} at step {r.step}" for r in incomplete.itertuples())
+        notes.append(f"{metric} of an agent is missing, so there is no mean over agents: {places}.")
+    means = by_step[complete].drop(columns="size").rename(columns={"mean": "value"}).assign(agent=MEAN)
+    return pd.concat([rows, means], ignore_index=True), notes
+
+
+def at_step(rows: pd.DataFrame, step: int | str, last: int) -> pd.DataFrame:
+    """Return one value per run and agent: that of a step, or ("end") the mean of the `last` evaluations after step 0."""
+    if step != "end":
+        return rows[rows["step"] == step]
+    if last < 1:
+        raise ValueError(f"last={last}: it must be at least 1 evaluation")
+    trained = rows[rows["step"] > 0].sort_values("step")
+    tail = trained.groupby([*RUN, "agent"], observed=True).tail(last)
+    return tail.groupby([*RUN, "agent"], observed=True).agg(value=("value", "mean"), step=("step", "max")).reset_index()
+
+
+def early_step(rows: pd.DataFrame) -> int:
+    """Return the first evaluated step after a quarter of the training, a choice that does not depend on the results."""
+    steps = sorted(s for s in rows["step"].unique() if s > 0)
+    return int(next(s for s in steps if s >= max(steps) / 4))
+
+
+def _table(parts: Sequence[pd.DataFrame], columns: Sequence[str], notes: Sequence[str]) -> pd.DataFrame:
+    table = pd.concat(parts, ignore_index=True)[[*columns]] if parts else pd.DataFrame(columns=[*columns])
+    table.attrs["notes"] = list(notes)
+    return table
+
+
+# ── curves and tables ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def accuracy_curves(
+    frame: pd.DataFrame, by: Sequence[str] = ("agents", "method"), x: str = "rollouts", metric: str = "avg@1"
+) -> pd.DataFrame:
+    """Return the mean of a metric over agents and seeds along training, with its 95 % t-interval over seeds.
+
+    `x` is "step", or "rollouts" or "tokens" *per agent*: all that the agents of a run have sampled so far, divided by the
+    number of agents. This is the cost of training all agents: a step of hacpo costs as much as one of gspo, and a step of
+    gspo_x2 costs twice as much. Training only one agent with hacpo costs as much as training all n, because its peers
+    have to sample too. With "agent" in `by` the agents are not averaged.
+
+    Columns: those of `by`, step, `x`, mean, low, high, seeds. Notes are in `.attrs["notes"]`.
+    """
+    rows, notes = scores(frame, metric)
+    if x != "step" and x not in rows:
+        raise ValueError(f"x={x!r}: it must be step, rollouts or tokens, and a column of the frame")
+    rows = rows[rows["agent"] != MEAN] if "agent" in by else rows[rows["agent"] == MEAN]
+    table = over_seeds(rows, [*by, "step"])
+    if x != "step":  # tokens differ between seeds: the curve is drawn at their mean
+        table = table.merge(rows.groupby([*by, "step"], observed=True)[x].mean().reset_index())
+    return _table([table], [*by, *dict.fromkeys(["step", x]), "mean", "low", "high", "seeds"], notes)
+
+
+def final_table(frame: pd.DataFrame, metric: str = "avg@1") -> pd.DataFrame:
+    """Return the accuracy after the last step: agents (and their mean) by method, test sets as columns.
+
+    Index: agents, agent, method, with "before training" among the methods. Columns: (test set, "mean" | "half") for each
+    metric `avg@1/<set>` and their average, or for `avg@1` alone; and seeds. half is half the width of the 95 % interval
+    over seeds, NaN for a single seed and before training.
+    """
+    names = [m for m in dict.fromkeys(map(str, frame["metric"])) if m.startswith(f"{metric}/")] or [metric]
+    parts, notes = [], []
+    for name in names:
+        rows, found = scores(frame, name)
+        notes += [note for note in found if note not in notes]
+        # all methods start from the same agents, so each seed counts once
+        before = rows[rows["step"] == 0].groupby(["agents", "agent", "seed"])["value"].mean().reset_index()
+        before = before.assign(method=BEFORE, run=before["seed"].map("seed {}".format))
+        parts.append(pd.concat([at_step(rows, "end", 1), before]).assign(set=name.removeprefix(f"{metric}/")))
+    rows = pd.concat(parts).astype({"method": str})
+    sets, key = list(dict.fromkeys(rows["set"])), ["agents", "agent", "method"]
+    values = rows.pivot_table(index=[*key, "run"], columns="set", values="value")[sets]
+    if len(sets) > 1:
+        values["average"] = values[sets].mean(axis=1, skipna=False)  # NaN if one set is missing
+    columns = {name: interval(values[name].dropna(), key).eval("half = high - mean") for name in values}
+    table = pd.concat({name: column[["mean", "half"]] for name, column in columns.items()}, axis=1)
+    trained = table.index.get_level_values("method") != BEFORE
+    table[("seeds", "")] = values.groupby(level=key).size().where(trained)
+    table.loc[~trained, [(name, "half") for name in values]] = np.nan
+    methods = [BEFORE, *method_order(rows.loc[rows["method"] != BEFORE, "method"])]
+    rank = [(agents, agent == MEAN, agent, methods.index(method)) for agents, agent, method in table.index]
+    table = table.iloc[sorted(range(len(table)), key=rank.__getitem__)]
+    table.attrs["notes"] = notes
+    return table
+
+
+def ablation_table(
+    frame: pd.DataFrame, base: str = "hacpo", early: int | None = None, last: int = 3, metric: str = "avg@1"
+) -> pd.DataFrame:
+    """Return the accuracy of each ablation and its paired difference to `base`, early in training and at the end.
+
+    `early` is a step, by default `early_step`; the end is the mean of the `last` evaluations. Columns: agents, method, when
+    ("early" | "end"), step, mean, low, high, seeds, difference, difference_low, difference_high, pairs. The notes in
+    `.attrs["notes"]` name the ablations that were not run.
+    """
+    rows, notes = scores(frame, metric)
+    rows, parts = rows[(rows["agent"] == MEAN) & rows["method"].isin([base, *ABLATIONS])], []
+    names = {"mean": "difference", "low": "difference_low", "high": "difference_high", "seeds": "pairs"}
+    for agents, group in rows.groupby("agents"):
+        notes += _not_run(group, (base, *ABLATIONS), agents)
+        for when, step in (("early", early_step(group) if early is None else early), ("end", "end")):
+            values = at_step(group, step, last)
+            accuracy = over_seeds(values, ["agents", "method"]).assign(when=when, step=values["step"].max())
+            parts.append(accuracy.merge(paired(values, base).rename(columns=names), how="left", on="method"))
+    columns = ["agents", "method", "when", "step", "mean", "low", "high", "seeds", *names.values()]
+    return _table(parts, columns, notes if parts else [*notes, f"No run of {base} or of an ablation of it."])
+
+
+def _not_run(rows: pd.DataFrame, methods: Sequence[str], agents: str) -> list[str]:
+    missing = [m for m in methods if m not in set(rows["method"])]
+    return [f"No finished run on {agents} of: {', '.join(missing)}."] if missing else []
+
+
+def targets(frame: pd.DataFrame, against: str = "gspo", share: float = 0.9, metric: str = "avg@1") -> dict[str, float]:
+    """Return for each set of agents the accuracy at a share of the improvement of a method, mean over seeds."""
+    rows, _ = scores(frame, metric)
+    rows = rows[(rows["agent"] == MEAN) & (rows["method"] == against)]
+    start, end = (r.groupby("agents")["value"].mean() for r in (rows[rows["step"] == 0], at_step(rows, "end", 1)))
+    return (start + share * (end - start)).dropna().to_dict()
+
+
+def rollouts_to_reach(
+    frame: pd.DataFrame, target: float | Mapping[str, float], x: str = "rollouts", metric: str = "avg@1"
+) -> pd.DataFrame:
+    """Return how many rollouts per agent each method needs until the agents' mean first reaches an accuracy.
+
+    `target` is one accuracy, or one for each set of agents; sets without a target are named in the notes. Between
+    evaluations the accuracy is interpolated. A run that does not reach the target counts as infinity in the median over
+    seeds. Columns: agents, method, target, median, earliest, latest, reached, seeds, sampled (by the longest run).
+    """
+    rows, notes = scores(frame, metric)
+    rows = rows[rows["agent"] == MEAN].sort_values("step")
+    goals = dict.fromkeys(rows["agents"], target) if isinstance(target, int | float) else dict(target)
+    if without := sorted(set(rows["agents"]) - set(goals)):
+        notes.append(f"No target was given for {', '.join(without)}.")
+    rows = rows[rows["agents"].isin(goals)]
+    needed = [
+        {"agents": agents, "method": method, "needed": _first_reach(run[x], run["value"], goals[agents]), "end": run[x].max()}
+        for (agents, method, _), run in rows.groupby(["agents", "method", "run"], observed=True)
+    ]  # fmt: skip
+    columns = {
+        "median": ("needed", "median"), "earliest": ("needed", "min"), "latest": ("needed", "max"),
+        "reached": ("needed", lambda x: int(np.isfinite(x).sum())), "seeds": ("needed", "size"), "sampled": ("end", "max"),
+    }  # fmt: skip
+    table = pd.DataFrame(needed, columns=["agents", "method", "needed", "end"])
+    table["method"] = pd.Categorical(table["method"], categories=rows["method"].cat.categories)
+    table = table.groupby(["agents", "method"], observed=True).agg(**columns).reset_index()
+    table.insert(2, "target", table["agents"].map(goals))
+    if never := int((table["seeds"] - table["reached"]).sum()):
+        notes.append(f"{never} of {table['seeds'].sum()} runs never reach the target; they count as infinity.")
+    return _table([table], table.columns, notes)
+
+
+def _first_reach(x: pd.Series, y: pd.Series, target: float) -> float:
+    """Return the x at which a line through the points first reaches the target; infinity if it never does."""
+    x, y = x.to_numpy(float), y.to_numpy(float)
+    reached = np.flatnonzero(y >= target)
+    if not len(reached):
+        return float("inf")
+    if (i := reached[0]) == 0:
+        return float(x[0])
+    return float(x[i - 1] + (x[i] - x[i - 1]) * (target - y[i - 1]) / (y[i] - y[i - 1]))
+
+
+# ── differences over the same seeds ──────────────────────────────────────────────────────────────────────────────────
+
+
+def paired_differences(
+    frame: pd.DataFrame, against: str = "gspo", step: int | str = "end", last: int = 3, metric: str = "avg@1"
+) -> pd.DataFrame:
+    """Return the accuracy of every method minus that of `against`, paired by seed, for each agent and their mean.
+
+    `step` is a step, or "end", the mean of the `last` evaluations. Columns: agents, method, agent, mean, low, high (95 %
+    t-interval), seeds (pairs), unpaired (seeds that only one of the two methods has, "" for none). Raises ValueError for a
+    step that was not evaluated.
+    """
+    rows, notes = scores(frame, metric)
+    values, parts = at_step(rows, step, last), []
+    if values.empty:
+        known = ", ".join(map(str, sorted(set(rows["step"]))))
+        raise ValueError(f"no run was evaluated at step {step}; there are {known}")
+    for agents, group in values.groupby("agents"):
+        if group["step"].nunique() > 1:
+            ends = group.groupby("method", observed=True)["step"].unique()
+            steps = "; ".join(f"{m}: {', '.join(map(str, sorted(s)))}" for m, s in ends.items())
+            notes.append(f"On {agents} the runs end at different steps ({steps}).")
+        if missing := _not_run(group, [against], agents):
+            notes += missing
+            continue
+        parts.append(paired(group, against).assign(agents=agents))
+    columns = ["agents", "method", "agent", "mean", "low", "high", "seeds", "unpaired"]
+    table = _table(parts, columns, notes)
+    for r in table[(table["unpaired"] != "") & (table["agent"] == MEAN)].itertuples():
+        note = f"{r.method} and {against} on {r.agents}: only one of them has seed {r.unpaired}, which is excluded."
+        table.attrs["notes"].append(note)
+    return table
+
+
+def ahead_at_half(
+    frame: pd.DataFrame, method: str = "hacpo", against: str = "gspo_x2", shares: Sequence[float] = (0.25, 0.5, 1.0),
+    last: int = 3, metric: str = "avg@1",
+) -> pd.DataFrame:  # fmt: skip
+    """Return the difference of a method to another one with twice as many rollouts, during training and at the end.
+
+    For each share of the rollouts that `against` samples: the accuracy of `method` after half as many rollouts minus that
+    of `against`, mean over agents, paired by seed, interpolated between evaluations. The row "end" compares the means of
+    the `last` evaluations. Columns: agents, point, rollouts_method, rollouts_against (per agent), mean, low, high, seeds,
+    unpaired. A point beyond the rollouts of `method` is NaN and named in the notes.
+    """
+    rows, notes = scores(frame, metric)
+    rows = rows[(rows["agent"] == MEAN) & rows["method"].isin([method, against])].sort_values("step")
+    columns = ["agents", "point", "rollouts_method", "rollouts_against", "mean", "low", "high", "seeds", "unpaired"]
+    parts = []
+    for agents, group in rows.groupby("agents"):
+        if missing := _not_run(group, (method, against), agents):
+            notes += missing
+            continue
+        sampled = group.groupby("method", observed=True)["rollouts"].max()
+        points = []
+        for share in shares:
+            where = {against: share * sampled[against], method: share * sampled[against] / 2}
+            if where[method] > sampled[method]:
+                notes.append(f"On {agents} {method} never sampled {where[method]:.0f} rollouts per agent.")
+            values = group.groupby(RUN, observed=True).apply(_value_at, where, include_groups=False)
+            points.append((f"{share:.0%}", where, values.rename("value").reset_index().assign(agent=MEAN)))
+        for point, where, values in [*points, ("end", sampled, at_step(group, "end", last))]:
+            where = {"rollouts_method": where[method], "rollouts_against": where[against]}
+            parts.append(paired(values, against).assign(agents=agents, point=point, **where))
+    return _table(parts, columns, notes)
+
+
+def _value_at(run: pd.DataFrame, where: Mapping[str, float]) -> float:
+    """Return the accuracy of a run after a number of rollouts, NaN beyond its last evaluation."""
+    x = where[run.name[1]]
+    return float(np.interp(x, run["rollouts"], run["value"], left=np.nan, right=np.nan))

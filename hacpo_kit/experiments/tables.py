@@ -1,0 +1,128 @@
+"""The table of many runs: one row for each run, step, agent and metric."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hacpo_kit.common.files import read_json, read_steps
+from hacpo_kit.config import Config
+from hacpo_kit.experiments.paths import PROJECT
+from hacpo_kit.models.agents import built_in_sets
+from hacpo_kit.runs import changes
+
+COUNTS = ("step", "rollouts", "tokens", "seconds")  # columns of the table, not metrics
+TEXT = [
+    "run",
+    "agent",
+    "metric",
+    "agents",
+    "changed",
+    *(k for k, v in Config.model_fields.items() if isinstance(v.default, str)),
+]
+
+
+def read_runs(folder: str | Path) -> pd.DataFrame:
+    """Return all runs in a folder and its subfolders as one long table: a row for each run, step, agent and metric.
+
+    Columns: `run` (its folder, relative to `folder`), `step`, `agent` ("" for metrics of the whole run), `metric`, `value`;
+    the cumulative `rollouts`, `tokens` and `seconds` of all agents; every setting of `Config` at the start of the run;
+    `changed` (settings that changed during training, "" for none), `agents` (a built-in set, or names joined by "+"),
+    `steps` (planned), `finished`. ω(k, j) is the metric `omega/j` of agent k. Text columns are categorical.
+
+    `folder` can also be a `.parquet` file that `to_parquet` wrote from such a table. Warns of runs that cannot be read.
+    Raises FileNotFoundError if there is no readable run, ValueError for another file.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        return _read_parquet(folder)
+    found = sorted(path.parent for path in folder.rglob("run.json"))
+    if not found:
+        reason = "there is no run.json in it or below" if folder.is_dir() else "the folder does not exist"
+        raise FileNotFoundError(f"no runs in {folder}: {reason}; give a folder that `hacpo-kit sweep` or `run` wrote")
+    tables, faults = [], []
+    for path in found:
+        name = path.relative_to(folder).as_posix() if path != folder else path.resolve().name
+        try:
+            tables.append(_read_run(path).assign(run=name))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            faults.append(f"{name} (not read: {type(error).__name__}: {error})")
+            continue
+        if not (path / "metrics.jsonl").read_bytes().endswith(b"\n"):
+            faults.append(f"{name} (the last line of metrics.jsonl is incomplete and is excluded)")
+    if faults:
+        warnings.warn(f"{len(faults)} of {len(found)} runs in {folder}: {'; '.join(faults)}", stacklevel=2)
+    if not tables:
+        raise FileNotFoundError(f"none of the {len(found)} runs in {folder} can be read: {'; '.join(faults)}")
+    table = pd.concat(tables, ignore_index=True)
+    return table.astype(dict.fromkeys(TEXT, "category"))
+
+
+def load(runs: str | Path) -> pd.DataFrame:
+    """Return `read_runs` of a folder or Parquet file, with its warnings in `.attrs["notes"]`, which Parquet keeps.
+
+    A relative path can start at the root of the repository. Raises FileNotFoundError for a missing path.
+    """
+    found = [path for path in (Path(runs), PROJECT / runs) if path.exists()]
+    if not found:
+        raise FileNotFoundError(f"there is no folder and no Parquet file {str(runs)!r}, neither here nor in {PROJECT}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = read_runs(found[0])
+    notes = [f"Not everything could be read: {w.message}." for w in caught if w.category is UserWarning]
+    frame.attrs["notes"] = frame.attrs.get("notes", []) + notes
+    return frame
+
+
+def _read_run(path: Path) -> pd.DataFrame:
+    record, config = read_json(path / "run.json"), Config.read(path / "config.json")
+    lines = read_steps(path / "metrics.jsonl")
+    if not lines:
+        raise ValueError("metrics.jsonl is missing or holds no complete line")
+    rows = [
+        {"run": "", "step": line["step"], "agent": agent, "metric": metric, "value": value, **{c: line[c] for c in COUNTS[1:]}}
+        for line in lines
+        for agent, metric, value in _metrics(line)
+    ]  # fmt: skip
+    table = pd.DataFrame(rows).astype({"value": float, "seconds": float})
+    last, steps = lines[-1]["step"], int(record["steps"])
+    changed = changes.told([line for line in read_steps(path / changes.FILE) if line["from_step"] <= last])
+    about = {"changed": changed, "agents": _agents(record), "steps": steps, "finished": last >= steps}
+    return table.assign(**dict(config), **about)
+
+
+def _metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield agent, metric and value from a line of metrics.jsonl."""
+    for name, value in line.items():
+        if name not in (*COUNTS, "omega", "agents"):
+            yield "", name, value
+    for agent, ratios in line.get("omega", {}).items():
+        for other, value in ratios.items():
+            yield agent, f"omega/{other}", value
+    for agent, values in line["agents"].items():
+        for name, value in values.items():
+            yield agent, name, value
+
+
+def _agents(record: Mapping[str, Any]) -> str:
+    """Return the name of the built-in set that a run trained, else the names of its agents."""
+    try:
+        sets = built_in_sets()
+    except FileNotFoundError:
+        sets = {}
+    origins = [agent["origin"] for agent in record["agents"]]
+    same = [name for name, entry in sets.items() if entry["agents"] == origins]
+    return same[0] if same else "+".join(agent["name"] for agent in record["agents"])
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    if path.suffix != ".parquet":
+        raise ValueError(f"{path} is neither a folder of runs nor a .parquet file of read_runs")
+    table = pd.read_parquet(path)
+    if missing := [c for c in ("run", "step", "agent", "metric", "value") if c not in table]:
+        raise ValueError(f"{path} is not a table of read_runs: it has no column {', '.join(missing)}")
+    return table
