@@ -18,7 +18,7 @@ from measuring import surroundings
 
 import hacpo_kit as hk
 from hacpo_kit.common.files import write_json
-from hacpo_kit.rollouts import sample
+from hacpo_kit.rollouts import Sampling, sample
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUP = 8  # answers to each prompt, as in a rollout
@@ -65,7 +65,7 @@ def speed(agents: dict[str, hk.Agent], problems, new_tokens: int, repeats: int) 
     for k in range(repeats + 1):
         for name, agent in agents.items():
             start = time.perf_counter()
-            answers = sample(agent, problems, GROUP, temperature=1.0, max_new_tokens=new_tokens, seed=k)
+            answers = sample(agent, problems, Sampling(GROUP, max_new_tokens=new_tokens, seed=k))
             rates[name].append(sum(len(r.token_ids) for r in answers) / (time.perf_counter() - start))
     return {
         name: {"median": round(statistics.median(r), 1), "min": round(min(r), 1), "max": round(max(r), 1)}

@@ -40,7 +40,7 @@ import hacpo_kit as hk
 from hacpo_kit.common.files import write_json
 from hacpo_kit.models.memory import estimate
 from hacpo_kit.records import Batch, Pool
-from hacpo_kit.rollouts import score
+from hacpo_kit.rollouts import Sampling, sample_pool, score
 from hacpo_kit.runs.checkpoints import versions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -237,38 +237,39 @@ def random_agent(name: str, device: torch.device, small: bool) -> hk.Agent:
     return hk.Agent(model, hk.load_agent(tokenizer, device="cpu").tokenizer, name=name)
 
 
-def sampled(agent: hk.Agent, size: Size) -> tuple[Pool, dict[str, float]]:
-    """Answers with made-up rewards, half of each prompt's right, and the seconds of sampling and scoring.
+def sampled(agent: hk.Agent, size: Size) -> Pool:
+    """Answers with made-up rewards, half of each prompt's right.
 
     A random model ends an answer once in a vocabulary's worth of tokens, so that nearly all are as long as they may be.
     """
     digits = "0123456789" * size.prompt_tokens
     rows = [{"prompt": digits[k : k + size.prompt_tokens], "gold": str(k)} for k in range(size.prompts)]
-    problems, timings = hk.load_problems(rows), {}
-    how = {"max_new_tokens": size.new_tokens, "scoring_tokens": size.microbatch_tokens, "progress": False}
-    hk.rollout(agent, problems[:1], 8, **{**how, "max_new_tokens": 4})  # first calls choose kernels and take memory
-    pool = hk.rollout(agent, problems, 8, timings=timings, **how)
+    problems = hk.load_problems(rows)
+    sampling = Sampling(8, max_new_tokens=size.new_tokens, scoring_tokens=size.microbatch_tokens)
+    first = replace(sampling, max_new_tokens=4)
+    sample_pool(agent, problems[:1], first, progress=False)  # first calls choose kernels and take memory
+    pool = sample_pool(agent, problems, sampling, progress=False)
     return pool.with_rewards(
         [float(r.sample % 2) for r in pool], ["correct" if r.sample % 2 else "wrong" for r in pool]
-    ), timings
+    )
 
 
 def speed(name: str, device: torch.device, size: Size, rate: float, small: bool) -> dict[str, Any]:
     """Rollout, scoring and update of one shape, in tokens/s, share of the matrix rate, and memory."""
     agent = random_agent(name, device, small)
     with Measured(device) as sampling:
-        pool, timings = sampled(agent, size)
+        pool = sampled(agent, size)
     config = hk.Config.preset(
         "gspo", prompts_per_step=size.prompts, max_new_tokens=size.new_tokens, minibatch=size.minibatch,
         microbatch_tokens=size.microbatch_tokens, lr=1e-6, warmup=0,
     )  # fmt: skip
     batch = hk.advantage(pool, agent, hk.Capability().observe(pool), config)
     flops, tokens = forward_flops(agent.model, batch), sum(map(len, (*batch.prompt_ids, *batch.response_ids)))
-    scoring = timings["seconds_scoring"]
+    scoring = pool.seconds["seconds_scoring"]
     out: dict[str, Any] = {
         "parameters": sum(p.numel() for p in agent.model.parameters()),
         "rollouts": len(pool), "sampled_tokens": pool.tokens, "tokens": tokens,
-        "rollout_tokens_per_second": round(pool.tokens / timings["seconds_rollout"], 1),
+        "rollout_tokens_per_second": round(pool.tokens / pool.seconds["seconds_rollout"], 1),
         "scoring_tokens_per_second": round(tokens / scoring, 1),
         "scoring_share_of_matrix_rate": round(flops / scoring / rate, 4),
         "rollout_peak_bytes": sampling.peak, "update": {},
@@ -329,14 +330,14 @@ def vllm(name: str, device: torch.device, size: Size, small: bool) -> dict[str, 
     engine = VLLM(enforce_eager=True, max_model_len=size.prompt_tokens + size.new_tokens + 8, **options)
     agent = random_agent(name, device, small)
     agent.engine = engine
-    pool, timings = sampled(agent, size)
+    pool = sampled(agent, size)
     agent.weights_version += 1
     with Measured(device) as took:
         agent.engine.synchronise(agent)
     agent.engine.close()
     return {
         "rollouts": len(pool), "sampled_tokens": pool.tokens, "enforce_eager": True,
-        "rollout_tokens_per_second": round(pool.tokens / timings["seconds_rollout"], 1),
+        "rollout_tokens_per_second": round(pool.tokens / pool.seconds["seconds_rollout"], 1),
         "synchronise_seconds": round(took.seconds, 4),
     }  # fmt: skip
 

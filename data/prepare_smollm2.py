@@ -41,7 +41,7 @@ from transformers.utils import logging as transformers_logging
 from hacpo_kit.common.files import replacing
 from hacpo_kit.models.agents import Agent, load_agent
 from hacpo_kit.rewards import score
-from hacpo_kit.rollouts import sample
+from hacpo_kit.rollouts import Sampling, sample
 from hacpo_kit.tasks.problems import Problem
 
 # ── 1. The task ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,9 +257,8 @@ def tried(folder: Path, asked: list[Question]) -> dict[str, int]:
         golds = {p.id: p.gold for p in problems}
         right = dict.fromkeys(golds, 0)
         with tqdm(total=len(asked) * TRIES, desc=f"{folder.name} tries", unit="answer", mininterval=1) as bar:
-            answers = sample(
-                agent, problems, TRIES, temperature=1, max_new_tokens=MAX_NEW_TOKENS, batch_size=64, bar=bar
-            )
+            sampling = Sampling(TRIES, max_new_tokens=MAX_NEW_TOKENS, batch_size=64)
+            answers = sample(agent, problems, sampling, bar)
         for answer, verdict in zip(answers, score([(a.text, golds[a.problem]) for a in answers]), strict=True):
             right[answer.problem] += verdict.status == "correct"
         with replacing(kept) as temporary:

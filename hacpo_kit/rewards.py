@@ -433,8 +433,8 @@ def reward(
 
 def _name_rollout(error: ValueError, pool: Pool, rollout: Rollout) -> None:
     from hacpo_kit.common.faults import with_fault
-    from hacpo_kit.records import named
+    from hacpo_kit.records import rollout_names
 
     problem = pool.problem(rollout.problem)
-    error.args = (f"agent {rollout.source!r}, {named([rollout])}: {error}",)
+    error.args = (f"agent {rollout.source!r}, {rollout_names([rollout])}: {error}",)
     with_fault(error, rollout.source, [rollout], [{"prompt": problem.prompt_text, "gold": problem.gold}])

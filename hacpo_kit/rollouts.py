@@ -1,11 +1,12 @@
-"""① rollout: every agent answers every problem n times; the log-probabilities of its answers are the trainer's."""
+"""① rollout: every agent samples n rollouts for every problem and scores them with its own log-probabilities."""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,22 +15,44 @@ from tqdm.auto import tqdm
 
 from hacpo_kit.common.faults import with_fault
 from hacpo_kit.common.seeds import derive_seed
+from hacpo_kit.common.timing import divide_time, timed
+from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, as_list, each, microbatches
 from hacpo_kit.models.engines import Answer
 from hacpo_kit.models.engines import transformers as transformers_engine
 from hacpo_kit.models.memory import out_of_memory, smaller_passes, told
-from hacpo_kit.records import Pool, Rollout, engine_gap, named
+from hacpo_kit.records import Pool, Rollout, engine_gap, rollout_names
 
 if TYPE_CHECKING:
     from hacpo_kit.tasks.problems import Problem
 
-# Mean distance of an engine's log-probs from the trainer's up to which it is rounding (nats). Measured with vLLM on a CPU:
-# float32 4e-7 (built-in agents) and 1e-5 (SmolLM2-135M); bf16 0.05 (SmolLM2-135M: logits near 20 are rounded by 0.06).
-GAP, GAP_IN_HALF = 1e-3, 0.2
-# The default engine samples from the agent's own model, so its log-probs are the trainer's but for the order of sums. Mean
-# log-probs of a rollout that differ by at most this (nats; measured: 1e-6) count as the same: a hundredth of the own clip.
-SAME = 1e-5
-LOOKED_AT = 16  # one in so many rollouts is scored to find out
+# Largest mean distance between engine and trainer log-probabilities that rounding explains (nats). Measured with vLLM on a
+# CPU: float32 4e-7 (built-in agents) and 1e-5 (SmolLM2-135M); bf16 0.05 (SmolLM2-135M).
+ENGINE_GAP, ENGINE_GAP_HALF = 1e-3, 0.2
+# The default engine samples with the agent's own model, so its log-probabilities equal the trainer's up to rounding. They
+# are kept if every CHECK_EVERY-th rollout, scored, has a mean log-probability that differs by at most SAME_LOGP (nats).
+# Measured: 1e-6. SAME_LOGP is a hundredth of the own clipping range.
+CHECK_EVERY, SAME_LOGP = 16, 1e-5
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The parameters of sampling and scoring."""
+
+    n: int = 8  # rollouts per agent and problem
+    temperature: float = 1.0  # 0: greedy
+    max_new_tokens: int = 32
+    seed: Any = 0
+    batch_size: int = 256  # rollouts sampled at once
+    scoring_tokens: int = 32768  # padded tokens in one scoring pass
+
+    @classmethod
+    def of(cls, config: Config) -> Sampling:
+        """Return the parameters that training uses."""
+        return cls(
+            config.rollouts_per_prompt, config.temperature, config.max_new_tokens, config.seed, config.rollout_batch,
+            config.microbatch_tokens,
+        )  # fmt: skip
 
 
 def rollout(
@@ -39,114 +62,119 @@ def rollout(
     *,
     temperature: float = 1.0,
     max_new_tokens: int = 32,
-    top_p: float = 1.0,
-    top_k: int = 0,
     seed: int = 0,
     batch_size: int = 256,
-    scoring_tokens: int = 32768,
     progress: bool = True,
-    timings: dict[str, float] | None = None,
+    **unsupported: Any,
 ) -> Pool:
-    """Samples n answers per agent and problem and scores them: text, tokens, log-probabilities (nats), all in one pool.
+    """Sample n rollouts per agent and problem, score them, and return them in one pool.
 
-    The same agents (name, weights, `updates`), problems, seed and `batch_size` give the same answers; `batch_size`
-    rollouts are sampled at once.
+    A scored rollout has the log-probability of each of its tokens (nats). The same agents (name, weights, `updates`),
+    problems, `seed` and `batch_size` (rollouts sampled at once) give the same rollouts.
 
-    Raises ValueError for T = 0, top_p < 1 or top_k > 0 (the scorer knows no cut distribution), duplicate agent names or
-    problem ids, and prompts that do not fit. Warns if answers were cut at the length limit.
+    Raises ValueError for temperature 0, for top_p and top_k, for agents or problems of the same name, and for a prompt that
+    does not fit in the model's context. Warns if many rollouts are cut at `max_new_tokens`.
     """
-    agents = as_list(agents)
-    problems = list(problems)
-    check_request(agents, problems, n, max_new_tokens, batch_size)
-    _check_distribution(temperature, top_p, top_k)
-    how = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
-    total = len(agents) * len(problems) * n
-    start = time.perf_counter()
+    for name, value in unsupported.items():
+        if name not in ("top_p", "top_k"):
+            raise TypeError(f"rollout() got an unexpected keyword argument {name!r}")
+        raise ValueError(
+            f"{name}={value}: importance ratios need samples of the full distribution, whose log-probabilities scoring "
+            f"computes; omit {name}"
+        )
+    return sample_pool(agents, problems, Sampling(n, temperature, max_new_tokens, seed, batch_size), progress=progress)
+
+
+def sample_pool(
+    agents: Agent | Sequence[Agent], problems: Sequence[Problem], sampling: Sampling, *, progress: bool = True
+) -> Pool:
+    """Do the work of `rollout`, with the parameters in one object."""
+    agents, problems = as_list(agents), list(problems)
+    check_request(agents, problems, sampling)
+    if not 0 < sampling.temperature < math.inf:
+        raise ValueError(
+            f"temperature={sampling.temperature}: training needs a temperature above 0; "
+            "for greedy responses use evaluate(temperature=0)"
+        )
+    total, start = len(agents) * len(problems) * sampling.n, time.perf_counter()
     with tqdm(total=total, desc="rollout", unit="rollout", disable=not progress, leave=None) as bar:
-        written = each(agents, _answers, problems, n, how, scoring_tokens, bar=bar)
-    divide_time(timings, time.perf_counter() - start, [times for _, times in written])
-    rollouts = tuple(r for mine, _ in written for r in mine)
+        parts = each(agents, _rollouts_of_agent, problems, sampling, bar=bar)
+    seconds = divide_time(time.perf_counter() - start, [times for _, times in parts])
+    rollouts = tuple(rollout for part, _ in parts for rollout in part)
     updates = {agent.name: agent.updates for agent in agents}
-    return Pool(rollouts, tuple(problems), tuple(updates), n, temperature, updates)
+    return Pool(rollouts, tuple(problems), tuple(updates), sampling.n, sampling.temperature, updates, seconds)
 
 
-def _answers(
-    agent: Agent,
-    problems: Sequence[Problem],
-    n: int,
-    how: Mapping[str, Any],
-    scoring_tokens: int,
-    bar: tqdm | None = None,
+def check_request(agents: Sequence[Agent], problems: Sequence[Problem], sampling: Sampling) -> None:
+    """Raise ValueError if there is nothing to sample, or if two agents or two problems have the same name."""
+    if not agents or not problems or sampling.n < 1:
+        raise ValueError(f"need agents, problems and n ≥ 1; got {len(agents)}, {len(problems)} and n={sampling.n}")
+    for name in ("max_new_tokens", "batch_size"):
+        if getattr(sampling, name) < 1:
+            raise ValueError(f"{name}={getattr(sampling, name)}: it must be at least 1")
+    for kind, names in (("agents", [a.name for a in agents]), ("problems", [p.id for p in problems])):
+        if len(set(names)) < len(names):
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"{kind} with the same name: {', '.join(map(repr, repeated))}")
+
+
+def _rollouts_of_agent(
+    agent: Agent, problems: Sequence[Problem], sampling: Sampling, bar: tqdm | None = None
 ) -> tuple[list[Rollout], dict[str, float]]:
-    """One agent's part of a pool, and its times."""
-    times: dict[str, float] = {}
-    with timed(times, "seconds_rollout"):
-        mine = sample(agent, problems, n, **how, bar=bar)
-    with timed(times, "seconds_scoring"):
-        mine = _score_new(agent, mine, temperature=how["temperature"], tokens=scoring_tokens)
-    _warn_if_cut(agent, mine, how["max_new_tokens"])
-    _warn_if_engine_differs(agent, mine)
-    return mine, times
+    """Return one agent's scored rollouts, and the time that sampling and scoring took."""
+    seconds: dict[str, float] = {}
+    with timed(seconds, "seconds_rollout"):
+        rollouts = sample(agent, problems, sampling, bar)
+    with timed(seconds, "seconds_scoring"):
+        rollouts = _score_new(agent, rollouts, sampling)
+    _warn(agent, rollouts, sampling.max_new_tokens)
+    return rollouts, seconds
 
 
-def sample(
-    agent: Agent,
-    problems: Sequence[Problem],
-    n: int,
-    *,
-    temperature: float,
-    max_new_tokens: int,
-    seed: int = 0,
-    batch_size: int = 256,
-    bar: tqdm | None = None,
-) -> list[Rollout]:
-    """n unscored answers to each problem (their log-probs are NaN); temperature 0 is greedy."""
-    how = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
-    out: list[Rollout] = []
-    for batch in sample_batches(agent, problems, n, **how):
-        out += batch
+# ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sample(agent: Agent, problems: Sequence[Problem], sampling: Sampling, bar: tqdm | None = None) -> list[Rollout]:
+    """Return n unscored rollouts per problem (log-probabilities NaN)."""
+    rollouts: list[Rollout] = []
+    for batch in sample_batches(agent, problems, sampling):
+        rollouts += batch
         if bar is not None:
             bar.update(len(batch))
-    return out
+    return rollouts
 
 
 def sample_batches(
-    agent: Agent,
-    problems: Sequence[Problem],
-    n: int,
-    *,
-    temperature: float,
-    max_new_tokens: int,
-    seed: int = 0,
-    batch_size: int = 256,
-    skip: int = 0,
+    agent: Agent, problems: Sequence[Problem], sampling: Sampling, *, skip: int = 0
 ) -> Iterator[list[Rollout]]:
-    """The answers of `sample`, batch by batch and without the first `skip`; no batch depends on another."""
-    prompts = [agent.encode_prompt(p.prompt) for p in problems]
+    """Yield the rollouts of `sample` in batches, without the first `skip` batches; batches are independent."""
+    prompts = [agent.encode_prompt(problem.prompt) for problem in problems]
     for problem, prompt in zip(problems, prompts, strict=True):
-        if len(prompt) + max_new_tokens > agent.max_length:
+        if len(prompt) + sampling.max_new_tokens > agent.max_length:
             raise ValueError(
-                f"problem {problem.id!r}: {len(prompt)} prompt tokens and max_new_tokens={max_new_tokens} exceed the "
-                f"{agent.max_length} positions of agent {agent.name!r}; shorten one of them"
+                f"problem {problem.id!r}: {len(prompt)} prompt tokens and max_new_tokens={sampling.max_new_tokens} exceed "
+                f"the {agent.max_length} positions of agent {agent.name!r}; shorten one of them"
             )
-    rows = [(i, k) for i in range(len(problems)) for k in range(n)]
+    rows = [(i, k) for i in range(len(problems)) for k in range(sampling.n)]
     with agent.awake("engine"):
-        for start in range(skip * batch_size, len(rows), batch_size):
-            chunk = rows[start : start + batch_size]
-            doing = f"sampling {len(chunk)} answers at once"
-            remedy = f"sample fewer: rollout_batch={-(-len(chunk) // 2)} (batch_size where no Config is used, --batch)"
-            with out_of_memory(agent, doing, remedy if len(chunk) > 1 else "give a smaller max_new_tokens"):
+        for start in range(skip * sampling.batch_size, len(rows), sampling.batch_size):
+            batch = rows[start : start + sampling.batch_size]
+            fewer = f"sample fewer: rollout_batch={-(-len(batch) // 2)} (batch_size without a Config, --batch)"
+            remedy = fewer if len(batch) > 1 else "set a smaller max_new_tokens"
+            with out_of_memory(agent, f"sampling {len(batch)} rollouts at once", remedy):
                 answers = agent.engine.sample(
                     agent,
-                    [prompts[i] for i, _ in chunk],
-                    temperature=temperature,
-                    max_new_tokens=max_new_tokens,
-                    seed=derive_seed("rollout", seed, agent.name, agent.updates, start),
+                    [prompts[i] for i, _ in batch],
+                    temperature=sampling.temperature,
+                    max_new_tokens=sampling.max_new_tokens,
+                    seed=derive_seed("rollout", sampling.seed, agent.name, agent.updates, start),
                 )
-            given = zip(chunk, answers, strict=True)
-            written = [_record(agent, problems[i].id, k, prompts[i], answer) for (i, k), answer in given]
-            _check_finite(agent, written, [r.engine_logps for r in written])  # evaluation scores nothing afterwards
-            yield written
+            rollouts = [
+                _record(agent, problems[i].id, k, prompts[i], answer)
+                for (i, k), answer in zip(batch, answers, strict=True)
+            ]
+            _check_finite(agent, rollouts, [r.engine_logps for r in rollouts])  # evaluation does not score afterwards
+            yield rollouts
 
 
 def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], answer: Answer) -> Rollout:
@@ -154,7 +182,7 @@ def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], an
     body = ids[:-1] if ended else ids
     text = agent.decode(body)
     hazard = ""
-    # bytes that are no character, or an id without a token (padded vocabularies): the text is not what was sampled
+    # bytes that form no character, or an id without a token (padded vocabularies): the text differs from the sample
     if "�" in text or None in agent.tokenizer.convert_ids_to_tokens(list(body)):
         hazard = "lossy_text"
     elif agent.control_ids.intersection(body):
@@ -163,122 +191,69 @@ def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], an
     return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, hazard, engine_logps=answer.logps)
 
 
-def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, tokens: int = 32768) -> list[Rollout]:
-    """The agent's own log-probability of each of its tokens, by the function that later scores the learners.
+# ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    Raises FloatingPointError, naming the rollouts and with them in its attribute `fault`, if one is not finite.
+
+def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, tokens: int = 32768) -> list[Rollout]:
+    """Return the rollouts with the agent's log-probabilities, computed by the function that later scores the learners.
+
+    One pass has at most `tokens` padded tokens.
+
+    Raises FloatingPointError, with the rollouts in its attribute `fault`, if a log-probability is not finite.
     """
     logps: list[np.ndarray | None] = [None] * len(rollouts)
     prompts, responses = [r.prompt_ids for r in rollouts], [r.token_ids for r in rollouts]
     with agent.awake("weights"), torch.no_grad():
         for rows in microbatches(prompts, responses, tokens):
-            some = [[p[i] for i in rows] for p in (prompts, responses)]
-            with out_of_memory(agent, f"scoring {told(*some)}", smaller_passes(rows, tokens)):
-                values = agent.logprobs(*some, temperature=temperature)[0].cpu().numpy()
+            pass_ids = [[ids[i] for i in rows] for ids in (prompts, responses)]
+            with out_of_memory(agent, f"scoring {told(*pass_ids)}", smaller_passes(rows, tokens)):
+                values = agent.logprobs(*pass_ids, temperature=temperature)[0].cpu().numpy()
             for i, row in zip(rows, values, strict=True):
                 logps[i] = row[: len(responses[i])].copy()
-    scored = [replace(r, logps=v) for r, v in zip(rollouts, logps, strict=True)]
+    scored = [replace(r, logps=values) for r, values in zip(rollouts, logps, strict=True)]
     _check_finite(agent, scored, [r.logps for r in scored])
     return scored
 
 
+def _score_new(agent: Agent, rollouts: Sequence[Rollout], sampling: Sampling) -> list[Rollout]:
+    """Score rollouts that the agent has just sampled; keep the default engine's log-probabilities where they are equal."""
+    engine_logps = [r.engine_logps for r in rollouts]
+    settings = {"temperature": sampling.temperature, "tokens": sampling.scoring_tokens}
+    if agent.engine is transformers_engine:
+        rollouts = [replace(r, engine_logps=None) for r in rollouts]  # the same model: no independent diagnostic
+        finite = all(values is not None and np.isfinite(values).all() for values in engine_logps)
+        if finite and agent.dtype == torch.float32:
+            checked = range(0, len(rollouts), CHECK_EVERY)
+            scored = dict(zip(checked, score(agent, [rollouts[i] for i in checked], **settings), strict=True))
+            if max(abs(float(r.logps.mean() - engine_logps[i].mean())) for i, r in scored.items()) <= SAME_LOGP:
+                return [scored.get(i) or replace(r, logps=engine_logps[i]) for i, r in enumerate(rollouts)]
+    return score(agent, rollouts, **settings)
+
+
 def _check_finite(agent: Agent, rollouts: Sequence[Rollout], logps: Sequence[np.ndarray | None]) -> None:
-    """Raises FloatingPointError, with the rollouts, unless every log-probability that is known is finite."""
+    """Raise FloatingPointError, with the rollouts, unless every known log-probability is finite."""
     bad = [r for r, values in zip(rollouts, logps, strict=True) if values is not None and not np.isfinite(values).all()]
     if bad:
-        told = f"agent {agent.name!r}: the log-probabilities of {len(bad)} rollouts are not finite ({named(bad)})"
-        seen = [{"prompt": agent.decode(r.prompt_ids), "engine_logps": r.engine_logps} for r in bad]
-        raise with_fault(FloatingPointError(told), agent.name, bad, seen)
+        error = f"agent {agent.name!r}: log-probabilities of {len(bad)} rollouts are not finite ({rollout_names(bad)})"
+        details = [{"prompt": agent.decode(r.prompt_ids), "engine_logps": r.engine_logps} for r in bad]
+        raise with_fault(FloatingPointError(error), agent.name, bad, details)
 
 
-def _score_new(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, tokens: int) -> list[Rollout]:
-    """As `score`, for answers that the agent has just sampled.
-
-    In float32 the default engine has computed the same numbers: where a sixteenth of the rollouts, scored, shows that, the
-    others keep them, which saves a pass over everything.
-    """
-    own = agent.engine is transformers_engine
-    engine = [r.engine_logps for r in rollouts]
-    if own:
-        rollouts = [replace(r, engine_logps=None) for r in rollouts]  # the same model: no second opinion
-    known = all(values is not None and np.isfinite(values).all() for values in engine)
-    if own and known and agent.dtype == torch.float32:
-        looked = range(0, len(rollouts), LOOKED_AT)
-        some = score(agent, [rollouts[i] for i in looked], temperature=temperature, tokens=tokens)
-        if max(abs(float(r.logps.mean() - engine[i].mean())) for i, r in zip(looked, some, strict=True)) <= SAME:
-            scored = dict(zip(looked, some, strict=True))
-            return [scored.get(i) or replace(r, logps=engine[i]) for i, r in enumerate(rollouts)]
-    return score(agent, rollouts, temperature=temperature, tokens=tokens)
-
-
-def _check_distribution(temperature, top_p, top_k) -> None:
-    if not 0 < temperature < float("inf"):
-        raise ValueError(
-            f"temperature={temperature}: training needs T > 0; for greedy answers use evaluate(temperature=0)"
-        )
-    if top_p != 1 or top_k:
-        raise ValueError(
-            f"top_p={top_p}, top_k={top_k}: the scorer computes probabilities of the whole distribution, so the importance "
-            "ratio would be wrong; use top_p=1, top_k=0"
-        )
-
-
-def check_request(agents, problems, n, max_new_tokens, batch_size) -> None:
-    """Raises ValueError for nothing to do, and for names that stand for two agents or two problems."""
-    if not agents or not problems or n < 1:
-        raise ValueError(f"need agents, problems and n ≥ 1; got {len(agents)}, {len(problems)} and n={n}")
-    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: it must be at least 1")
-    for what, names in (("agents", [a.name for a in agents]), ("problems", [p.id for p in problems])):
-        twice = sorted({x for x in names if names.count(x) > 1}) if len(set(names)) < len(names) else []
-        if twice:
-            raise ValueError(f"{what} with the same name: {', '.join(map(repr, twice))}")
-
-
-def _warn_if_cut(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int) -> None:
-    share = sum(not r.ended for r in rollouts) / len(rollouts)
-    if share > 0.25:
+def _warn(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int) -> None:
+    """Warn, at the line that calls `rollout`, about responses cut at the limit and about an engine that differs."""
+    if (share := sum(not r.ended for r in rollouts) / len(rollouts)) > 0.25:
         warnings.warn(
-            f"{share:.0%} of the answers of agent {agent.name!r} were cut at {max_new_tokens} tokens and can hardly "
-            "earn a reward; raise max_new_tokens",
-            stacklevel=5,
+            f"{share:.0%} of the rollouts of agent {agent.name!r} were cut at {max_new_tokens} tokens and rarely get a "
+            "reward; increase max_new_tokens",
+            stacklevel=6,
         )
-
-
-def _warn_if_engine_differs(agent: Agent, rollouts: Sequence[Rollout]) -> None:
-    """Rounding differs between an engine and the trainer by far less than what these bounds allow."""
-    gap = engine_gap(rollouts)
-    half = agent.half or "16" in str(getattr(agent.engine, "options", {}).get("dtype"))
-    bound = GAP_IN_HALF if half else GAP
+    gap, half = engine_gap(rollouts), agent.half or "16" in str(getattr(agent.engine, "options", {}).get("dtype"))
+    bound = ENGINE_GAP_HALF if half else ENGINE_GAP
     if gap and not gap["engine_gap_mean"] <= bound:
         warnings.warn(
-            f"agent {agent.name!r}: the log-probs of its engine are {gap['engine_gap_mean']:.2g} nats from the trainer's on "
-            f"average and {gap['engine_gap_max']:.2g} at most (usual is a mean below {bound:g}): the engine samples from another "
-            "distribution than the one that learns; compare their dtype, and close the engine (agent.engine.close()) to "
-            "have it start anew",
-            stacklevel=5,
+            f"agent {agent.name!r}: log-probabilities of its engine differ from the trainer's by {gap['engine_gap_mean']:.2g} "
+            f"nats on average and {gap['engine_gap_max']:.2g} at most (usual: a mean below {bound:g}), so the engine samples "
+            "from another distribution than the one that is trained; compare their dtypes, and restart the engine with "
+            "agent.engine.close()",
+            stacklevel=6,
         )
-
-
-def divide_time(timings: dict[str, float] | None, seconds: float, parts: Sequence[Mapping[str, float]]) -> None:
-    """Adds wall time to timings, divided as the agents' own times are: in workers, many run at once."""
-    if timings is None:
-        return
-    whole = sum(sum(part.values()) for part in parts)
-    for name, spent in ((name, spent) for part in parts for name, spent in part.items()):
-        timings[name] = timings.get(name, 0.0) + seconds * spent / whole
-
-
-class timed:
-    """Adds the time of a block to timings[name]."""
-
-    def __init__(self, timings: dict[str, float] | None, name: str):
-        self.timings, self.name = timings, name
-
-    def __enter__(self):
-        self.start = time.perf_counter()
-
-    def __exit__(self, *_):
-        if self.timings is not None:
-            self.timings[self.name] = self.timings.get(self.name, 0.0) + time.perf_counter() - self.start

@@ -25,12 +25,13 @@ from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.common.console import unattended
 from hacpo_kit.common.faults import keep_faults
 from hacpo_kit.common.files import Lines, locked, read_steps, remove_leftovers, truncate_lines, write_json
+from hacpo_kit.common.timing import divide_time, timed
 from hacpo_kit.config import Config, whole_number
 from hacpo_kit.models.agents import Agent, as_list, check_names, each, load_agent
 from hacpo_kit.models.remote import WorkerLost, load_in_workers
-from hacpo_kit.records import Batch, Pool, StepStats
+from hacpo_kit.records import Batch, Pool, StepResult, StepStats
 from hacpo_kit.rewards import boxed_math, reward
-from hacpo_kit.rollouts import divide_time, rollout, timed
+from hacpo_kit.rollouts import Sampling, sample_pool
 from hacpo_kit.runs.changes import FILE as CHANGES
 from hacpo_kit.runs.changes import FIXED, check_change, record_change, replay, requested_config
 from hacpo_kit.runs.checkpoints import State, checkpoints, read_record, restore_newest, save_checkpoint, versions
@@ -48,21 +49,6 @@ if TYPE_CHECKING:
 LOSSES = 3  # of workers in one step, after which the run ends
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class StepResult:
-    """All that one step produced."""
-
-    pool: Pool
-    capability: Capability
-    batches: Mapping[str, Batch]
-    stats: Mapping[str, StepStats]
-    metrics: dict[str, Any]  # names as in `records.METRICS`
-    config: Config  # the settings of this step
-
-    def __repr__(self) -> str:
-        return f"StepResult({self.pool!r}, {list(self.stats.values())!r})"
-
-
 def step(
     agents: Agent | Sequence[Agent],
     problems: Sequence[Problem],
@@ -77,25 +63,14 @@ def step(
     No learner's batch depends on a model, so the order of the agents does not matter.
     """
     agents = as_list(agents)
-    timings: dict[str, float] = {}
-    pool = rollout(
-        agents,
-        problems,
-        config.rollouts_per_prompt,
-        temperature=config.temperature,
-        max_new_tokens=config.max_new_tokens,
-        seed=config.seed,
-        batch_size=config.rollout_batch,
-        scoring_tokens=config.microbatch_tokens,
-        progress=progress,
-        timings=timings,
-    )
+    pool = sample_pool(agents, problems, Sampling.of(config), progress=progress)
+    timings = dict(pool.seconds)
     with timed(timings, "seconds_reward"):
         pool = reward(pool, reward_function)
     capability = capability.observe(pool)
     start = time.perf_counter()
     learned = each(agents, _learn, pool, capability, config)
-    divide_time(timings, time.perf_counter() - start, [times for *_, times in learned])
+    timings |= divide_time(time.perf_counter() - start, [times for *_, times in learned])
     names = [agent.name for agent in agents]
     batches, stats = ({name: parts[i] for name, parts in zip(names, learned, strict=True)} for i in (0, 1))
     known = [name for name in names if name in capability]  # without a scorable rollout there is no capability

@@ -18,7 +18,7 @@ from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, each, microbatches
 from hacpo_kit.models.memory import out_of_memory, smaller_passes, told
 from hacpo_kit.objective import clip_band, grpo_loss, hacpo_loss, kl_to_reference, lower_bound
-from hacpo_kit.records import Batch, MiniBatch, StepStats, named
+from hacpo_kit.records import Batch, MiniBatch, StepStats, rollout_names
 
 
 def update(
@@ -304,7 +304,7 @@ def _not_finite(agent: Agent, batch: Batch, rows: Sequence[int], m: int, what: s
         for k, (i, r) in enumerate(zip(rows, rollouts, strict=True))
     ]  # fmt: skip
     error = FloatingPointError(
-        f"agent {agent.name!r}, mini-batch {m}: the {what} of {len(rows)} rollouts is not finite ({named(rollouts)}); "
+        f"agent {agent.name!r}, mini-batch {m}: the {what} of {len(rows)} rollouts is not finite ({rollout_names(rollouts)}); "
         "the weights are as before this mini-batch"
     )
     return with_fault(error, agent.name, rollouts, seen, minibatch=m)

@@ -217,7 +217,7 @@ def test_an_answer_cut_at_the_limit_gets_no_end_token(llama, problems, write):
 
 def test_when_every_answer_is_too_long_there_is_a_warning_with_the_share_and_no_reward(qwen, problems, say):
     say(qwen, ["7+8=15;3+5+1=9;"])
-    with pytest.warns(UserWarning, match="100% of the answers of agent 'qwen3-sums' were cut at 6 tokens"):
+    with pytest.warns(UserWarning, match="100% .*qwen3-sums.*6 tokens"):
         pool = hk.rollout(qwen, problems[:2], n=4, max_new_tokens=6, **QUIET)
     pool = hk.reward(pool)
     assert {(r.reward, r.status) for r in pool} == {(0.0, "no_answer")}
@@ -238,12 +238,12 @@ def test_a_few_cut_answers_are_counted_without_a_warning(qwen, problems, say):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0}, r"temperature=0: training needs T > 0.*evaluate\(temperature=0\)"),
+        ({"temperature": 0}, r"temperature=0.*evaluate\(temperature=0\)"),
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_p": 0.9}, "top_p=0.9.*whole distribution"),
+        ({"top_p": 0.9}, "top_p=0.9.*full distribution"),
         ({"top_p": 1.5}, "top_p=1.5"),
-        ({"top_k": 20}, "top_k=20.*whole distribution"),
+        ({"top_k": 20}, "top_k=20.*full distribution"),
         ({"n": 0}, "n=0"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"batch_size": -1}, "batch_size=-1"),
@@ -280,15 +280,14 @@ def test_a_prompt_that_leaves_no_room_for_the_answer_is_refused_by_name(tiny_age
 
 
 def test_the_pool_holds_every_agent_problem_and_sample_in_order(pair, uneven):
-    timings = {}
-    pool = hk.rollout(pair, uneven, n=3, timings=timings, batch_size=4, **QUIET)
+    pool = hk.rollout(pair, uneven, n=3, batch_size=4, **QUIET)
     wanted = [(a.name, p.id, k) for a in pair for p in uneven for k in range(3)]
     assert [(r.source, r.problem, r.sample) for r in pool] == wanted
     assert (pool.agents, pool.n, pool.temperature) == (("qwen3-sums", "llama-differences"), 3, 1.0)
     assert all(
         r.prompt_ids == a.encode_prompt(pool.problem(r.problem).prompt) for a in pair for r in pool.by_source[a.name]
     )
-    assert timings["seconds_rollout"] > 0 and timings["seconds_scoring"] > 0
+    assert pool.seconds["seconds_rollout"] > 0 and pool.seconds["seconds_scoring"] > 0
     pool.check_complete()
 
 

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from hacpo_kit.models.agents import Agent, as_list, each
 from hacpo_kit.records import Rollout
 from hacpo_kit.rewards import boxed_math, score
-from hacpo_kit.rollouts import check_request, sample
+from hacpo_kit.rollouts import Sampling, check_request, sample
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,16 +78,14 @@ def evaluate(
     agents = as_list(agents)
     problems = list(problems)
     samples, temperature = how_often(k, samples, temperature)
-    check_request(agents, problems, samples, max_new_tokens, batch_size)
+    # a seed of its own: evaluating never changes what training samples
+    sampling = Sampling(samples, temperature, max_new_tokens, ("evaluation", seed), batch_size)
+    check_request(agents, problems, sampling)
     results, answers = {}, []
     gold = {p.id: p.gold for p in problems}
     total = len(agents) * len(problems) * samples
-    # a stream of its own: evaluating never changes what training samples
-    settings = dict(
-        temperature=temperature, max_new_tokens=max_new_tokens, seed=("evaluation", seed), batch_size=batch_size
-    )
     with tqdm(total=total, desc="evaluate", unit="answer", disable=not progress, leave=False) as bar:
-        written = each(agents, sample, problems, samples, **settings, bar=bar)
+        written = each(agents, sample, problems, sampling, bar=bar)
     for agent, mine in zip(agents, written, strict=True):
         verdicts = score([(r.text, gold[r.problem]) for r in mine], fn=reward_function)
         scored = [r.scored(v.reward, v.status) for r, v in zip(mine, verdicts, strict=True)]

@@ -23,13 +23,11 @@ from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, as_list, microbatches
 from hacpo_kit.objective import lower_bound
-from hacpo_kit.records import Batch, MiniBatch, Pool, StepStats
+from hacpo_kit.records import Batch, MiniBatch, Pool, StepResult, StepStats
 from hacpo_kit.updates import _micro_objective, minibatches
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from hacpo_kit.training import StepResult
 
 FOLDER = "experience"  # in a run folder
 VERSION = 1  # of the stored form

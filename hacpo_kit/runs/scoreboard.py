@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from hacpo_kit.common.files import append_lines, locked, read_lines, write_json, write_text
 from hacpo_kit.models.agents import Agent, built_in_sets, each, load_agent
 from hacpo_kit.rewards import boxed_math, score
-from hacpo_kit.rollouts import check_request, sample_batches
+from hacpo_kit.rollouts import Sampling, check_request, sample_batches
 from hacpo_kit.runs.checkpoints import versions
 from hacpo_kit.runs.evaluation import how_often, summary
 from hacpo_kit.tasks.benchmarks import ANSWER_TOKENS, BENCHMARKS
@@ -232,13 +232,12 @@ def _answer(
     """Scores of one agent on one set; what an earlier call has finished is read and not asked again."""
     path = folder / "answers" / _file_name(agent.name) / f"{_file_name(asked.name)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_request([agent], asked.problems, asked.samples, asked.max_new_tokens, size)
+    sampling = Sampling(asked.samples, asked.temperature, asked.max_new_tokens, ("evaluation", seed), size)
+    check_request([agent], asked.problems, sampling)
     gold = {p.id: p.gold for p in asked.problems}
     rows, done = finished_batches(path, len(gold) * asked.samples, size)
     bar.update(len(rows))
-    how = {"temperature": asked.temperature, "max_new_tokens": asked.max_new_tokens, "batch_size": size, "skip": done}
-    batches = sample_batches(agent, asked.problems, asked.samples, seed=("evaluation", seed), **how)
-    for number, batch in enumerate(batches, start=done):
+    for number, batch in enumerate(sample_batches(agent, asked.problems, sampling, skip=done), start=done):
         verdicts = score([(r.text, gold[r.problem]) for r in batch], fn=reward_function)
         lines = [
             {"batch": number, "problem": r.problem, "sample": r.sample, "text": r.text, "gold": gold[r.problem],

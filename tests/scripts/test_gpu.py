@@ -33,7 +33,7 @@ def tiny(gpu):
 @pytest.fixture
 def batch_of(gpu, tiny):
     def make(agent):
-        pool, _ = gpu.sampled(agent, tiny)
+        pool = gpu.sampled(agent, tiny)
         return hk.advantage(pool, agent, hk.Capability().observe(pool), hk.Config.preset("gspo"))
 
     return make

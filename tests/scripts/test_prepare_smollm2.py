@@ -72,13 +72,13 @@ def test_tries_are_counted_by_the_verifier_and_kept(tmp_path, monkeypatch):
 
 
 def test_a_lesson_teaches_the_boxed_answer():
-    from hacpo_kit.rollouts import sample
+    from hacpo_kit.rollouts import Sampling, sample
 
     agent = hk.load_agent("qwen3-sums")
     agent.tokenizer.chat_template, agent.chat = smollm2.TEMPLATE, True
     smollm2.teach(agent, smollm2.Lesson("small", sums=1.0, worked=0, steps=60, learning_rate=3e-3))
     problems = [hk.Problem(q.prompt, q.prompt, str(q.gold)) for q in smollm2.mixed("test", 20)]
-    answers = sample(agent, problems, 1, temperature=0, max_new_tokens=16)
+    answers = sample(agent, problems, Sampling(1, temperature=0, max_new_tokens=16))
     assert sum(a.text.startswith(r"\boxed{") and a.ended for a in answers) >= 18
 
 
