@@ -160,7 +160,7 @@ class Experience:
                 raise ValueError(f"the columns {', '.join(missing)} are missing")
             past = {name: tuple(values) for name, values in about["capability"]["history"].items()}
             return cls(
-                frame=table.select(list(COLUMNS)).to_pandas(),
+                frame=table.select(list(COLUMNS)).to_pandas(ignore_metadata=True).astype({"minibatch": "Int32"}),
                 capability=Capability(about["capability"]["window"], past),
                 config=Config.from_dict(about["config"]),
                 step=about["step"],

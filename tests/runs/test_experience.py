@@ -341,7 +341,7 @@ def rollouts(draw):
     peer_update=st.sampled_from(["hacpo", "own"]),
 )
 @settings(deadline=None, max_examples=60)
-def test_the_coefficient_is_the_gradient_of_the_loss(rows, alpha, delta, delta_step, m, discrepancy, peer):
+def test_the_coefficient_is_the_gradient_of_the_loss(rows, alpha, delta, delta_step, m, discrepancy, peer_update):
     """∂ objective / ∂ mean log π, rollout by rollout, against autograd through hacpo_loss and its tokens."""
     ratio, own, rewards = rows
     config = hk.Config(
