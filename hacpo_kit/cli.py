@@ -262,7 +262,7 @@ def doctor(agents, settings, pair, device_memory, out, as_json, **options) -> No
     with _readable_errors():
         given = dict(settings)
         config = Config.preset(given.pop("method", "hacpo"), pair=pair, **settings_from_text(given))
-        from hacpo_kit.runs.doctor import examine, told
+        from hacpo_kit.models.doctor import examine, told
 
         memory = {} if device_memory is None else {"device_memory": int(device_memory * 2**30)}
         report = examine(agents, config, folder=out, **memory, **options)

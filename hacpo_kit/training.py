@@ -6,6 +6,10 @@ import contextlib
 import hashlib
 import json
 import math
+import os
+import signal
+import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -15,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tqdm.auto import tqdm
 
 from hacpo_kit.advantages import Capability, advantage
-from hacpo_kit.common.console import Interrupt, progress_mode, step_progress
+from hacpo_kit.common.console import unattended
 from hacpo_kit.common.faults import keep_faults
 from hacpo_kit.common.files import Lines, locked, read_steps, remove_leftovers, truncate_lines, write_json
 from hacpo_kit.common.timing import divide_time, timed
@@ -209,7 +214,7 @@ def _train(
     problems.batch(0, config.prompts_per_step, seed=config.seed)  # too few problems: refused before anything is written
     check_names(agents)
     folder = Path(out) if out is not None else None
-    mode = progress_mode(progress)
+    mode = _progress_mode(progress)
     state, history, last = State(capability=Capability(config.window)), [], None
 
     def finish_line(line: dict[str, Any], at: State) -> None:
@@ -226,7 +231,7 @@ def _train(
 
     lines = [folder and Lines(folder / name) for name in ("metrics.jsonl", "samples.jsonl", CHANGES)]
     metrics, shown, changed = lines
-    with locked(folder / ".lock", what=f"run {folder}") if folder else contextlib.nullcontext():
+    with locked(folder and folder / ".lock", what=f"run {folder}"):
         if folder is not None:
             sets, intervals = (problems, test, tests), (eval_every, eval_k, save_every)
             record = _record(agents, *sets, config, steps, *intervals, samples, record_every, reward_function)
@@ -237,7 +242,7 @@ def _train(
             changed.write()  # on record, or nothing begins: unlike a callback, nobody asks for it again after a stop
         changes.clear()  # not to be made again should a worker be lost
         started, end = time.perf_counter() - state.seconds, watch.pressed
-        with step_progress(mode, steps, state.step) as report:
+        with _reporter(mode, steps, state.step) as report:
             if not history:
                 finish_line({**state.totals, "agents": {}}, state)
             if folder is not None and save_first and not state.step:
@@ -582,3 +587,59 @@ def _check_same(folder: Path, record: dict, config: Config) -> None:
     other += [f"microbatch_tokens {memory[0]} → {memory[1]}"] if memory else []
     if other:
         warnings.warn(f"{folder} was begun with other {', '.join(other)}: it does not end bit for bit", stacklevel=5)
+
+
+# ── progress and stops ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Interrupt:
+    """Ctrl-C asks for an end after the current step; pressed twice, it interrupts at once. Only the main thread gets signals."""
+
+    pressed = False
+
+    def __init__(self, told: str = "stopping after this step"):
+        self.told = told
+
+    def __enter__(self) -> Interrupt:
+        self.previous = None
+        if threading.current_thread() is threading.main_thread():
+            self.previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def _handle(self, signum, frame) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+        print(f"\n{self.told} (again: at once)", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_) -> None:
+        if self.previous is not None:
+            signal.signal(signal.SIGINT, self.previous)
+
+
+def _progress_mode(progress: str) -> str:
+    if progress not in ("auto", "bar", "lines", "off"):
+        raise ValueError(f"progress={progress!r}: it takes 'auto', 'bar', 'lines' or 'off'")
+    if progress == "auto":
+        return os.environ.get("HACPO_KIT_PROGRESS") or ("lines" if unattended() else "bar")
+    return progress
+
+
+@contextlib.contextmanager
+def _reporter(mode: str, steps: int, done: int):
+    """A function that shows one finished step, as a bar or as at most twenty lines a run."""
+    bar = tqdm(total=steps, initial=done, desc="train", unit="step", disable=mode != "bar")
+    every = max(1, steps // 20)
+
+    def report(line: dict[str, Any]) -> None:
+        rewards = ", ".join(f"{n} {v['reward']:.2f}" for n, v in line["agents"].items() if v.get("reward") is not None)
+        bar.set_postfix_str(rewards, refresh=False)
+        bar.update(1)
+        if mode == "lines" and (line["step"] % every == 0 or line["step"] == steps):
+            print(f"step {line['step']}/{steps}: mean reward {rewards}", flush=True)
+
+    with bar:
+        yield report
+
+
+__all__ = ["Run", "StepResult", "history_frame", "resume", "step", "train"]

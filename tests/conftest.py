@@ -209,3 +209,26 @@ def reporting_engine():
             return [a._replace(logps=row + self.off) for a, row in zip(answers, rows, strict=True)]
 
     return Reporting
+
+
+@pytest.fixture(scope="session")
+def experience_of():
+    """experience_of(ratio, own): recorded experience of learner "A" with peer "B"; `m` is the mini-batch of each rollout."""
+    import pandas as pd
+
+    from hacpo_kit.runs.experience import Experience
+
+    def make(ratio, own, *, m=0, config=None, rewards=None, problems=None):
+        count, own = len(ratio), np.array(own)
+        columns = {
+            "learner": "A", "source": np.where(own, "A", "B"), "problem": problems or ["p"] * count, "prompt": "1+1=",
+            "gold": "2", "sample": np.arange(count), "text": [f"text {i}" for i in range(count)], "ended": True,
+            "reward": np.arange(count) % 2 * 1.0 if rewards is None else np.array(rewards, float), "status": "wrong",
+            "own": own, "minibatch": pd.array(np.broadcast_to(m, count), dtype="Int32"), "excluded": "",
+            "source_mean_logp": np.float32(-0.5), "ratio": np.array(ratio, np.float32), "advantage": np.float32(0),
+            "weight": np.float32(1), "clipped": False, "lower": 0.8,
+        }  # fmt: skip
+        capability = hk.Capability().with_step({"A": 0.5, "B": 0.25})
+        return Experience(pd.DataFrame(columns), capability, config or hk.Config(), 1)
+
+    return make

@@ -111,7 +111,7 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("run.json", "{", r"run\.json is not JSON"),
+        ("run.json", "{", r"run\.json is no JSON"),
         ("run.json", '{"steps": 6}', r"run\.json lacks reward_function, agents, .*another version"),
         ("config.json", '{"version": 2, "epsilon": 0.2}', r"config\.json: unknown setting 'epsilon'"),
         ("config.json", '{"version": 0}', r"config\.json: .*version 0"),
@@ -382,7 +382,7 @@ def test_agents_from_memory_have_to_be_given_again(tmp_path):
 
 
 def test_a_test_set_without_a_usable_gold_leaves_the_accuracy_out(tmp_path):
-    """NaN is not JSON: it used to end the run."""
+    """NaN is no JSON: it used to end the run."""
     test = hk.load_problems([{"prompt": "1+1=", "gold": "1/0"}])
     run = hk.train(agents(), problems("train", 20), CONFIG, 1, test=test, out=tmp_path / "run", progress="off")
     assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 2
@@ -416,7 +416,7 @@ def test_what_the_folder_cannot_name_has_to_be_given_again(tmp_path):
 
 def test_progress_lines_and_unknown_modes(capsys, monkeypatch):
     monkeypatch.delenv("HACPO_KIT_PROGRESS", raising=False)
-    monkeypatch.setattr("hacpo_kit.common.console.unattended", lambda: True)  # as under papermill
+    monkeypatch.setattr("hacpo_kit.training.unattended", lambda: True)  # as under papermill
     for mode in ("lines", "auto"):
         hk.train(agents(), problems("train", 20), CONFIG, 2, progress=mode)
         out, bars = capsys.readouterr()
@@ -519,7 +519,9 @@ def test_a_second_process_on_one_run_is_refused(tmp_path):
     process = start(folder)
     wait_for(lambda: len(read_lines(folder / "metrics.jsonl")) > 1, process)
     process.send_signal(signal.SIGSTOP)  # at work however slow this process is
-    with pytest.raises(ValueError, match=r"another process is working on run .*run"):
+    with pytest.raises(
+        ValueError, match=rf"another process is at work on run .* \(process {process.pid} on \S+, since 20"
+    ):
         hk.train(agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, **OPTIONS)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -784,7 +786,7 @@ def test_a_damaged_line_is_named(changed, tmp_path, name):
     shutil.copytree(changed.folder, tmp_path / "run")
     lines = (tmp_path / "run" / name).read_text().splitlines(keepends=True)
     (tmp_path / "run" / name).write_text("".join([lines[0], "no JSON\n", *lines[1:]]))
-    with pytest.raises(ValueError, match=rf"line 2 of .*{name} is not JSON"):
+    with pytest.raises(ValueError, match=rf"line 2 of .*{name} is no JSON"):
         hk.resume(tmp_path / "run", steps=7, progress="off")
 
 
@@ -794,7 +796,7 @@ def test_a_line_that_is_no_step_is_named(changed, tmp_path, name, line):
     shutil.copytree(changed.folder, tmp_path / "run")
     with (tmp_path / "run" / name).open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(ValueError, match=rf"{name} (is not a JSON object|has a line without a whole number)"):
+    with pytest.raises(ValueError, match=rf"{name} (is no JSON object|has a line without a whole number)"):
         hk.resume(tmp_path / "run", steps=7, progress="off")
 
 

@@ -160,7 +160,7 @@ class Experience:
                 raise ValueError(f"the columns {', '.join(missing)} are missing")
             past = {name: tuple(values) for name, values in about["capability"]["history"].items()}
             return cls(
-                frame=table.select(list(COLUMNS)).to_pandas(ignore_metadata=True).astype({"minibatch": "Int32"}),
+                frame=table.select(list(COLUMNS)).to_pandas().set_axis(list(COLUMNS), axis=1),  # names may be damaged
                 capability=Capability(about["capability"]["window"], past),
                 config=Config.from_dict(about["config"]),
                 step=about["step"],

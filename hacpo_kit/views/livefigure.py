@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from traitlets import observe
 
@@ -17,11 +19,29 @@ class LiveFigure(go.FigureWidget):
     kernel's main thread, while another thread may be changing it.
     """
 
+    sent: tuple[Sequence[dict[str, Any]], dict[str, Any]] = ((), {})  # traces and layout as the page has them
     _answered = -1  # the newest edit that a page has drawn
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._config = {"displaylogo": False, "responsive": True}
+
+    def send(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
+        """Send what changed since the last call, in one message, so that the page draws once.
+
+        plotly's batch_update validates and compares every property again, which doubles the time of a move.
+        """
+        old_traces, old_layout = self.sent
+        changed = [
+            {key for key, value in new.items() if not np.array_equal(value, old.get(key))}
+            for new, old in zip(traces, old_traces, strict=True)
+        ]
+        rows = [i for i, keys in enumerate(changed) if keys]
+        restyle = {key: [traces[i].get(key) for i in rows] for key in sorted(set().union(*changed))}
+        relayout = {path: value for path, value in layout.items() if value != old_layout[path]}
+        if rows or relayout:
+            self.plotly_update(restyle, relayout, rows)
+        self.sent = traces, layout
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
         """The state for a page; all of it for a new one."""

@@ -78,8 +78,8 @@ def test_every_slider_moves_numbers_and_curves_with_one_picture(page, tmp_path):
             if (after := page.evaluate(STATE)[1]) != curves:
                 break
         assert after != curves, f"{name} moves nothing"
-    said = page.locator(".hk-explorer-says").inner_text()
-    jupyter.run_cell(page, "print(view.chosen['alpha'], view._says.value.count('recorded'))")
+    said = page.locator(".hk-explorer-summary").inner_text()
+    jupyter.run_cell(page, "print(view.values['alpha'], view._summary.value.count('recorded'))")
     assert float(jupyter.last_output(page).split()[0]) == float(jupyter.readout(page, "hk-alpha"))
     assert re.search(r"peer share of the gradient: \d+ % \(recorded \d+ %\)", said)
     jupyter.theme(page, "dark")
@@ -88,7 +88,7 @@ def test_every_slider_moves_numbers_and_curves_with_one_picture(page, tmp_path):
     jupyter.no_errors(page)
 
 
-def test_switches_reset_keep_step_and_learner(page):
+def test_switches_reset_step_and_learner(page):
     start = page.evaluate(STATE)
     for name in ("capability-baseline", "discrepancy", "exponential", "clipping"):
         assert moved(page, page.locator(f".hk-{name} input").first.click) == 1, name
@@ -97,13 +97,11 @@ def test_switches_reset_keep_step_and_learner(page):
     assert page.locator(".hk-alpha[disabled], .hk-alpha .noUi-target[disabled]").count(), "α has no effect now"
     assert moved(page, page.locator(".hk-reset").first.click) == 1
     assert page.evaluate(STATE) == start
-    page.locator(".hk-keep").first.click()
-    page.locator("img.hk-explorer-kept, .hk-explorer-kept img").first.wait_for()
     assert moved(page, press(page, "step", "ArrowLeft")) == 1
     assert "in step 2" in page.evaluate(STATE)[0]
     choose = page.locator(".hk-learner select").first
     assert moved(page, lambda: choose.select_option("llama-differences")) == 1
-    assert "What moves llama-differences in step 2" in page.evaluate(STATE)[0]
+    assert "Gradient of llama-differences in step 2" in page.evaluate(STATE)[0]
     page.locator(".hk-order select").first.select_option("clipped")
     column = ".hk-explorer-table tbody tr td:nth-child(9)"
     page.wait_for_function(

@@ -320,7 +320,7 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, pretend):
     from hacpo_kit.common.files import locked
 
     pretended = pretend()
-    with locked(tmp_path / ".sweep.lock", what="it"), pytest.raises(ValueError, match="another process is working on"):
+    with locked(tmp_path / ".sweep.lock", what="it"), pytest.raises(ValueError, match="another process is at work on"):
         hk.sweep(grid_of(), tmp_path, progress="off")
     assert not pretended.tasks
 

@@ -7,12 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import hacpo_kit as hk
 from hacpo_kit.advantages import Capability
-from hacpo_kit.objective import clip_band, hacpo_loss
 from hacpo_kit.runs.experience import COLUMNS, Experience, drop_after, path_of, recorded_steps
 from hacpo_kit.views.whatif import Replay
 
@@ -24,23 +21,6 @@ def train(tmp_path, method="hacpo", steps=3, **options):
     problems = hk.load_problems("arithmetic", split="train", size=40)
     agents = hk.load_agents("tiny-model-pair", device="cpu")
     return hk.train(agents, problems, config, steps, out=tmp_path / "run", progress="off", **options)
-
-
-def made(ratio, own, *, advantage=None, m=0, config=None, rewards=None, problems=None):
-    """Experience of learner "A" with "B", as a run might have recorded it."""
-    count = len(ratio)
-    ratio, own = np.array(ratio, np.float32), np.array(own)
-    rewards = np.arange(count) % 2 * 1.0 if rewards is None else np.array(rewards, float)
-    columns = {
-        "learner": "A", "source": np.where(own, "A", "B"), "problem": problems or ["p"] * count, "prompt": "1+1=", "gold": "2",
-        "sample": np.arange(count), "text": [f"text {i}" for i in range(count)], "ended": True, "reward": rewards,
-        "status": "wrong", "own": own, "minibatch": pd.array(np.broadcast_to(m, count), dtype="Int32"), "excluded": "",
-        "source_mean_logp": np.float32(-0.5), "ratio": ratio,
-        "advantage": np.float32(0) if advantage is None else np.array(advantage, np.float32), "weight": np.float32(1),
-        "clipped": False, "lower": 0.8,
-    }  # fmt: skip
-    capability = Capability().with_step({"A": 0.5, "B": 0.25})
-    return Experience(pd.DataFrame(columns), capability, config or hk.Config(), 1)
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +35,6 @@ def runs(tmp_path_factory):
 
 
 # ── the record ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("method", ["hacpo", "naive", "gspo", "no_clip"])
-def test_unchanged_settings_give_what_training_recorded(runs, method):
-    """To the last bit: advantages, weights, bands and clips of every step and learner."""
-    run = runs[method]
-    assert recorded_steps(run.folder) == list(range(1, run.state.step + 1))
-    clipped = moved = 0
-    for step in recorded_steps(run.folder):
-        experience = Experience.of_run(run.folder, step)
-        assert experience.step == step and experience.config == run.config and experience.trained
-        assert experience.learners == [a.name for a in run.agents]
-        for learner in experience.learners:
-            replay = Replay(experience, learner)
-            now, then = replay.at(), replay.frame.iloc[replay.used]
-            for name in ("advantage", "weight", "clipped", "lower", "ratio", "minibatch"):
-                np.testing.assert_array_equal(getattr(now, name), then[name].to_numpy(), err_msg=f"{name}, step {step}")
-            assert np.all((now.coefficient == 0) == (now.clipped | (now.advantage == 0)))
-            clipped, moved = clipped + now.clipped.sum(), moved + (now.coefficient != 0).sum()
-    assert clipped and moved
 
 
 def test_the_record_holds_what_update_saw(runs):
@@ -164,18 +124,18 @@ def test_a_record_survives_its_file(tmp_path, runs):
     assert list(again.frame) == list(COLUMNS)
 
 
-def test_only_the_last_hundred_steps_of_rewards_are_kept(tmp_path):
+def test_only_the_last_hundred_steps_of_rewards_are_kept(tmp_path, experience_of):
     capability = Capability()
     for step in range(150):
         capability = capability.with_step({"A": step / 150, "B": 0.5})
-    experience = made([1.0, 0.9], [True, False])
+    experience = experience_of([1.0, 0.9], [True, False])
     long = Experience(experience.frame, capability, experience.config, 150)
     again = Experience.load(long.save(tmp_path / "x.parquet"))
     assert len(again.capability.history["A"]) == 100 and again.capability["A"] == capability["A"]
 
 
 @pytest.mark.parametrize("bad", ["text", "parquet", "version", "columns"])
-def test_another_file_is_refused_by_name(tmp_path, bad):
+def test_another_file_is_refused_by_name(tmp_path, bad, experience_of):
     path = tmp_path / "step-000001.parquet"
     if bad == "text":
         path.write_text("no Parquet")
@@ -184,7 +144,7 @@ def test_another_file_is_refused_by_name(tmp_path, bad):
     else:
         import pyarrow.parquet as pq
 
-        table = pq.read_table(made([1.0], [True]).save(path))
+        table = pq.read_table(experience_of([1.0], [True]).save(path))
         about = {**json.loads(table.schema.metadata[b"hacpo_kit"]), **({"version": 99} if bad == "version" else {})}
         table = table.drop_columns(["ratio"]) if bad == "columns" else table
         pq.write_table(table.replace_schema_metadata({"hacpo_kit": json.dumps(about)}), path)
@@ -192,9 +152,9 @@ def test_another_file_is_refused_by_name(tmp_path, bad):
         Experience.load(path)
 
 
-def test_a_damaged_file_is_never_read_as_another(tmp_path):
+def test_a_damaged_file_is_never_read_as_another(tmp_path, experience_of):
     """Bytes that changed, anywhere, and cuts: refused with the file's name, or read as it was written."""
-    experience = made(np.linspace(0.5, 1.5, 40), np.arange(40) % 2 == 0)
+    experience = experience_of(np.linspace(0.5, 1.5, 40), np.arange(40) % 2 == 0)
     path = experience.save(tmp_path / "step-000001.parquet")
     whole, rng, refused = path.read_bytes(), np.random.default_rng(0), 0
     for i in range(200):
@@ -224,10 +184,10 @@ def _loaded(path):
      {"capability": {"window": 0, "history": {}}}, {"capability": {"window": 5, "history": [1]}}],
     ids=str,
 )  # fmt: skip
-def test_a_file_about_something_else_is_refused_by_name(tmp_path, about):
+def test_a_file_about_something_else_is_refused_by_name(tmp_path, about, experience_of):
     import pyarrow.parquet as pq
 
-    path = made([1.0], [True]).save(tmp_path / "step-000001.parquet")
+    path = experience_of([1.0], [True]).save(tmp_path / "step-000001.parquet")
     table = pq.read_table(path)
     if isinstance(about, dict):
         about = json.dumps({**json.loads(table.schema.metadata[b"hacpo_kit"]), **about})
@@ -236,11 +196,11 @@ def test_a_file_about_something_else_is_refused_by_name(tmp_path, about):
         Experience.load(path)
 
 
-def test_a_full_disk_is_said_with_the_name_and_leaves_nothing(tmp_path):
+def test_a_full_disk_is_said_with_the_name_and_leaves_nothing(tmp_path, experience_of):
     import resource
     import signal
 
-    experience, limits = made([1.0], [True]), resource.getrlimit(resource.RLIMIT_FSIZE)
+    experience, limits = experience_of([1.0], [True]), resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing beyond the limit is an error instead
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
@@ -273,30 +233,6 @@ def test_intervals(tmp_path):
         train(tmp_path / "x", record_every=-1)
 
 
-def test_a_step_is_recorded_with_the_settings_it_had(tmp_path):
-    """Settings, the window among them, may change in the middle of a run."""
-    change = lambda result: result.config.replace(alpha=3.0, window=1) if result.config.alpha < 3 else None  # noqa: E731
-    run = train(tmp_path, steps=3, callbacks=[change])
-    steps = [Experience.of_run(run.folder, s) for s in (1, 2, 3)]
-    assert [e.config.alpha for e in steps] == [1.0, 3.0, 3.0] and [e.capability.window for e in steps] == [5, 1, 1]
-    for experience in steps:
-        replay = Replay(experience)
-        now, then = replay.at(), replay.frame.iloc[replay.used]
-        np.testing.assert_array_equal(now.advantage, then["advantage"].to_numpy())
-        np.testing.assert_array_equal(now.weight, then["weight"].to_numpy())
-
-
-def test_a_run_without_a_folder_opens_at_its_last_step():
-    problems = hk.load_problems("arithmetic", split="train", size=40)
-    agents = hk.load_agents("tiny-model-pair", device="cpu")
-    change = lambda result: result.config.replace(alpha=3.0)  # noqa: E731  after the only step
-    run = hk.train(agents, problems, hk.Config(**SMALL), 1, progress="off", callbacks=[change])
-    view = hk.widgets.explorer(run)
-    assert view.step == 1 and view.config.alpha == 1.0
-    with pytest.raises(FileNotFoundError, match="record_every=1"):
-        hk.widgets.explorer(run, step=7)
-
-
 def test_nothing_is_recorded_with_zero_or_without_a_folder(tmp_path):
     assert recorded_steps(train(tmp_path, steps=1, record_every=0).folder) == []
     assert not (tmp_path / "run" / "experience").exists()
@@ -316,134 +252,6 @@ def test_a_resumed_run_forgets_what_it_makes_again(tmp_path):
     for step in (3, 4):
         one, two = (Experience.of_run(f, step).frame for f in (folder, whole.folder))
         pd.testing.assert_frame_equal(one, two)
-
-
-# ── what if ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@st.composite
-def rollouts(draw):
-    count = draw(st.integers(2, 12))
-    floats = st.floats(0.25, 2.5, width=32)
-    ratio = draw(st.lists(floats, min_size=count, max_size=count))
-    own = [True, *draw(st.lists(st.booleans(), min_size=count - 1, max_size=count - 1))]
-    rewards = draw(st.lists(st.sampled_from([0.0, 1.0, 0.25]), min_size=count, max_size=count))
-    return ratio, own, rewards
-
-
-@given(
-    rows=rollouts(),
-    alpha=st.floats(0, 4),
-    delta=st.floats(0, 1),
-    delta_step=st.floats(0, 0.1),
-    m=st.integers(0, 20),
-    discrepancy=st.booleans(),
-    peer_update=st.sampled_from(["hacpo", "own"]),
-)
-@settings(deadline=None, max_examples=60)
-def test_the_coefficient_is_the_gradient_of_the_loss(rows, alpha, delta, delta_step, m, discrepancy, peer_update):
-    """∂ objective / ∂ mean log π, rollout by rollout, against autograd through hacpo_loss and its tokens."""
-    ratio, own, rewards = rows
-    config = hk.Config(
-        alpha=alpha, delta=delta, delta_step=delta_step, discrepancy=discrepancy, peer_update=peer_update
-    )
-    now = Replay(made(ratio, own, rewards=rewards)).at(config, updates_made=m)
-    # two tokens a rollout, so that the mean has something to do; log π = log s with a source at 0
-    logp = torch.tensor(np.log(np.array(ratio, np.float64)))[:, None].repeat(1, 2).requires_grad_()
-    s = torch.tensor(ratio, dtype=torch.float64)
-    out = hacpo_loss(
-        logp, torch.ones(len(ratio), 2, dtype=torch.bool), torch.zeros(len(ratio), dtype=torch.float64),
-        torch.tensor(now.advantage).double(), torch.tensor(now.weight).double(), torch.tensor(own), m, config,
-    )  # fmt: skip
-    out.loss.backward()
-    expected = -logp.grad.sum(-1) * len(ratio)
-    # at an edge of a band single and double precision may stand on different sides
-    low, high = 1 - config.eps_low, 1 + config.eps_high
-    edges = torch.tensor([clip_band(m, delta, delta_step)[0], 1.0, low, high])
-    clear = ((s[:, None] - edges).abs() > 1e-6).all(-1).numpy()
-    np.testing.assert_allclose(now.coefficient[clear], expected.numpy()[clear], rtol=2e-5, atol=1e-6)
-    np.testing.assert_array_equal(now.clipped[clear], out.clipped.numpy()[clear])
-
-
-def test_by_hand():
-    """Two own and two peer rollouts of one prompt, P̂ = 0.5 and 0.25: numbers that can be checked in the head."""
-    experience = made([1, 1, 0.9, 0.7], [True, True, False, False], rewards=[0, 1, 1, 0])
-    replay = Replay(experience)
-    now = replay.at()
-    # baseline (0 + 1 + 2·1 + 2·0)/4 = 0.75, σ = 0.57735, ω(B, A) = 0.5
-    np.testing.assert_allclose(now.advantage, np.array([-0.75, 0.25, 0.25, -0.75]) / 0.57735, rtol=1e-5)
-    assert now.capability == {"A": 0.5, "B": 0.25} and now.weight.tolist() == [1, 1, 0.5, 0.5]
-    assert now.clipped.tolist() == [False, False, False, True] and now.lower.tolist() == [0.8] * 4
-    # own s·A; peer s^(1+α)·ω·A = 0.81·0.5·A
-    np.testing.assert_allclose(now.coefficient, np.array([-0.75, 0.25, 0.81 * 0.5 * 0.25, 0]) / 0.57735, rtol=1e-5)
-    shares = now.shares()
-    assert shares.to_numpy().sum() == pytest.approx(1) and shares.loc["A", "down"] == pytest.approx(0.75 / 1.10125)
-    wide = replay.at(hk.Config(delta=0.4, alpha=0, discrepancy=False, capability_baseline=False))
-    np.testing.assert_allclose(wide.coefficient * 0.57735, [-0.5, 0.5, 0.9 * 0.5, -0.7 * 0.5], rtol=1e-5)
-    assert replay.at(updates_made=6).clipped.tolist() == [False, False, True, True]  # lower(6) = 0.95
-    fractions = now.clip_fractions()
-    assert fractions.loc[0].to_dict() == {"own": 0, "peer low": 0.5, "peer high": 0}
-
-
-def test_the_window_reaches_the_advantages():
-    experience = made([1, 0.9], [True, False], rewards=[0, 1])
-    capability = Capability().with_step({"A": 0.1, "B": 0.9}).with_step({"A": 0.5, "B": 0.25})
-    experience = Experience(experience.frame, capability, hk.Config(window=1), 2)
-    replay = Replay(experience)
-    one, two = replay.at(), replay.at(hk.Config(window=2))
-    assert one.weight[1] == 0.5 and two.weight[1] == pytest.approx(0.575 / 0.3)
-    assert one.advantage[0] != two.advantage[0] and two.capability == {"A": 0.3, "B": 0.575}
-
-
-def test_prompts_with_equal_patterns_are_not_mixed_up():
-    """The same rewards in another order, equal groups, and a prompt with one answer fewer."""
-    rng = np.random.default_rng(0)
-    problems = [f"p{i}" for i in range(60) for _ in range(6)][:-1]
-    count = len(problems)
-    own = [i % 2 == 0 for i in range(count)]
-    rewards = rng.integers(0, 2, count).astype(float)
-    experience = made(rng.uniform(0.8, 1, count), own, rewards=rewards, problems=problems)
-    from hacpo_kit.advantages import group_advantages
-
-    for rewards_are in ("binary", "real"):
-        if rewards_are == "real":
-            experience.frame["reward"] = rng.choice([0.0, 0.35, 2.0], count)
-        expected = group_advantages(
-            torch.tensor(experience.frame["reward"].to_numpy()), problems, experience.frame["source"].tolist(), "A",
-            experience.capability, equal_counts=False,
-        ).advantages  # fmt: skip
-        np.testing.assert_allclose(Replay(experience).at().advantage, expected.float(), rtol=1e-6, atol=1e-7)
-
-
-def test_settings_that_would_have_changed_the_record_are_refused(runs):
-    replay = Replay(Experience.of_run(runs["hacpo"].folder))
-    with pytest.raises(ValueError, match=r"temperature: 1\.0 → 0\.5.*lr"):
-        replay.at(replay.experience.config.replace(temperature=0.5, lr=1.0))
-    alone = Replay(Experience.of_run(runs["gspo"].folder))
-    with pytest.raises(ValueError, match="is not recorded"):
-        alone.at(alone.experience.config.replace(sources="all"))
-    own = replay.at(replay.experience.config.replace(sources="own"))
-    assert own.own.all() and len(own.row) < len(replay.used)
-    with pytest.raises(ValueError, match="'nobody' is no learner here"):
-        Replay(replay.experience, "nobody")
-
-
-def test_token_level_ratios_are_recorded_but_not_weighed_again(tmp_path):
-    run = train(tmp_path, "grpo", steps=1)
-    experience = Experience.of_run(run.folder)
-    assert experience.frame["ratio"].notna().all() and experience.frame["clipped"].dtype == bool
-    with pytest.raises(ValueError, match="token by token"):
-        Replay(experience)
-
-
-def test_what_cannot_be_weighed_is_refused():
-    experience = made([1.0, np.nan, np.inf], [True, True, False])
-    with pytest.raises(ValueError, match="2 importance ratios of learner 'A' are not finite"):
-        Replay(experience)
-    with pytest.raises(ValueError, match="no learner"):
-        Replay(Experience(experience.frame.iloc[:0], experience.capability, experience.config))
-    with pytest.raises(ValueError, match="updates_made=-1"):
-        Replay(made([1.0], [True])).at(updates_made=-1)
 
 
 def test_a_step_without_any_reward_is_recorded(tmp_path, problems):

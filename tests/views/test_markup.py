@@ -80,11 +80,11 @@ def test_the_rollouts_of_a_step_side_by_side(pool):
     assert "&lt;img src=x" in page
 
 
-def test_the_explorer_s_lines():
-    from hacpo_kit.views.explorer import _lines
+def test_tooltip_text_of_the_explorer():
+    from hacpo_kit.views.explorer_figure import tooltip_text
 
-    harmless(_lines(HOSTILE), "br")
-    assert "%{" not in _lines(HOSTILE) and "$" not in _lines(HOSTILE)
+    harmless(tooltip_text(HOSTILE), "br")
+    assert "%{" not in tooltip_text(HOSTILE) and "$" not in tooltip_text(HOSTILE)
 
 
 def test_html_copies_of_notebooks(tmp_path):
