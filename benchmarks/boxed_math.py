@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 from measuring import surroundings
 
-from hacpo_kit import rewards
 from hacpo_kit.common.files import write_json
+from hacpo_kit.rewards import score
+from hacpo_kit.tasks.workers import MEMORY_LIMIT, VerifierProcess, close, processes
 
 ROOT = Path(__file__).resolve().parent.parent
 WANTED = {"gsm8k": 800, "math": 300}  # answers a second on two cores
@@ -41,15 +41,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "boxed_math.json")
     args = parser.parse_args()
-    rewards._pool().close()
+    close()
     before = speeds(args.answers, args.repeats, args.workers)
-    measured = {worker.process.pid for worker in rewards._pool().every}
+    measured = set(processes)
     print(f"before: {before['gsm8k']:.0f} GSM8K-like and {before['math']:.0f} MATH-like answers a second", flush=True)
     storm = weather(args.storm, args.timeout, args.workers, progress=True)
     print(f"storm: {storm}", flush=True)
-    for worker in list(rewards._pool().every):
-        if worker.process.pid in measured:  # it would remember what it is asked again
-            rewards._pool()._drop(worker)
+    for process in measured & processes:  # they would remember items that they verify again
+        process.end()
     after = speeds(args.answers, args.repeats, args.workers)
     print(f"after:  {after['gsm8k']:.0f} GSM8K-like and {after['math']:.0f} MATH-like answers a second", flush=True)
     write_json(
@@ -72,13 +71,13 @@ def speeds(answers: int, repeats: int, workers: int) -> dict[str, float]:
     Other numbers change the speed by a tenth, so both measurements have the same.
     """
     kinds = {"gsm8k": gsm8k, "math": math}
-    rewards.score([(r"\boxed{0.50}", "0.5"), (r"\boxed{0.50}", "0.25")] * workers, workers=workers)  # workers are there
+    score([(r"\boxed{0.50}", "0.5"), (r"\boxed{0.50}", "0.25")] * workers, workers=workers)  # workers are there
     rates: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(repeats):
         for name, make in kinds.items():  # taking turns: what else the machine does, both feel
             pairs = make(answers, random.Random(f"{name}/{number}"))
             start = time.perf_counter()
-            verdicts = rewards.score(pairs, workers=workers)
+            verdicts = score(pairs, workers=workers)
             rates[name].append(len(pairs) / (time.perf_counter() - start))
             right = sum(v.status == "correct" for v in verdicts) / len(verdicts)
             if not 0.4 < right < 0.7 or {v.status for v in verdicts} - {"correct", "wrong", "no_answer"}:
@@ -144,43 +143,39 @@ def weather(count: int, timeout: float, workers: int, progress: bool = False) ->
     Raises AssertionError for a missing verdict, and for an item that was at work longer than its limit.
     """
     longest, peak, stop = [0.0], [0], threading.Event()
-    solve = rewards._Worker.solve
+    verify = VerifierProcess.verify
 
-    def timed(worker, *item):
+    def timed(process, *item):
         start = time.monotonic()
         try:
-            return solve(worker, *item)
+            return verify(process, *item)
         finally:
             longest[0] = max(longest[0], time.monotonic() - start)
 
     def watch() -> None:
         while not stop.wait(0.02):
-            for worker in list(rewards._pool().every):
-                try:
-                    peak[0] = max(peak[0], worker.memory().rss)
-                except psutil.Error:  # it has just ended
-                    continue
+            peak[0] = max([peak[0], *(process.memory() for process in list(processes))])
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    rewards._Worker.solve = timed
+    VerifierProcess.verify = timed
     start = time.perf_counter()
     try:
         pairs = hostile(count)
-        verdicts = rewards.score(pairs, timeout=timeout, workers=workers, progress=progress)
+        verdicts = score(pairs, timeout=timeout, workers=workers, progress=progress)
     finally:
-        rewards._Worker.solve = solve
+        VerifierProcess.verify = verify
         stop.set()
         watcher.join()
     seconds = time.perf_counter() - start
-    left = max((w.memory().rss for w in rewards._pool().every if w.alive()), default=0)
+    left = max((process.memory() for process in list(processes)), default=0)
     if len(verdicts) != count or longest[0] > timeout + GRACE:
         raise AssertionError(f"{len(verdicts)} of {count} verdicts; the longest item took {longest[0]:.2f} s")
     return {
         "responses": count, "different": len(set(pairs)), "timeout": timeout, "seconds": seconds,
         "statuses": dict(Counter(v.status for v in verdicts).most_common()),
         "errors": dict(Counter(v.detail.split(":")[0] for v in verdicts if v.status == "error").most_common()),
-        "longest_seconds_at_work": longest[0], "grace": GRACE, "memory_limit": rewards.MEMORY_LIMIT,
+        "longest_seconds_at_work": longest[0], "grace": GRACE, "memory_limit": MEMORY_LIMIT,
         "peak_memory_of_a_worker": peak[0], "memory_of_a_worker_afterwards": left,
     }  # fmt: skip
 

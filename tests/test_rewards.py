@@ -2,25 +2,18 @@
 
 import json
 import math
-import os
 import random
 import re
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacpo_kit import rewards
 from hacpo_kit.rewards import Verdict, boxed_math, score
+from hacpo_kit.tasks import workers
 from hacpo_kit.tasks.verifier import MAX_CHARS, compare, integer, last_box, same_text, usable
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,24 +27,6 @@ REWARD = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": 0.0, "error
 
 def statuses(verdicts):
     return [verdict.status for verdict in verdicts]
-
-
-def in_thread(function):
-    """Run in a plain thread; its result, or its exception raised here."""
-    out = {}
-
-    def body():
-        try:
-            out["value"] = function()
-        except BaseException as fault:
-            out["fault"] = fault
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    if "fault" in out:
-        raise out["fault"]
-    return out["value"]
 
 
 # ---------------------------------------------------------------------------------------------- the golden rows
@@ -201,84 +176,34 @@ def test_last_box_is_linear():
 # ---------------------------------------------------------------------------------------------- many at once
 
 
-def test_order_and_duplicates(monkeypatch):
-    sent = []
-    solve = rewards._Worker.solve
-    monkeypatch.setattr(rewards._Worker, "solve", lambda self, *item: (sent.append(item[:2]), solve(self, *item))[1])
+def test_score_keeps_the_order_and_verifies_equal_answers_once(monkeypatch):
+    verified = []
+
+    def verify(items, **how):
+        verified.extend(items)
+        return workers.verify(items, **how)
+
+    monkeypatch.setattr("hacpo_kit.rewards.verify", verify)
     pairs = [(rf"so \boxed{{\frac{{{i % 7}}}{{8}}}}", r"\frac{3}{8}") for i in range(70)]
     assert statuses(score(pairs)) == ["correct" if i % 7 == 3 else "wrong" for i in range(70)]
-    assert len(sent) == 7
+    assert len(verified) == 7
 
 
-def test_integers_need_no_worker(monkeypatch):
-    monkeypatch.setattr(rewards, "_verify", None)
+def test_score_compares_integers_without_a_process(monkeypatch):
+    monkeypatch.setattr("hacpo_kit.rewards.verify", None)
     pairs = [("thinking " * 500 + rf"\boxed{{{i % 97:,}}}", str(i % 89)) for i in range(512)] + [("none", "5")]
-    began = time.process_time()
+    start = time.process_time()
     verdicts = score(pairs)
-    assert time.process_time() - began < 0.1
+    assert time.process_time() - start < 0.1
     assert [v.reward for v in verdicts] == [float(i % 97 == i % 89) for i in range(512)] + [0.0]
     assert verdicts[-1].status == "no_answer"
 
 
-def test_one_hang_among_many():
-    began = time.monotonic()
-    pairs = [(rf"\boxed{{\frac{{{i}}}{{7}}}}", r"\frac{3}{7}") for i in range(40)]
-    pairs.insert(20, (HANG, "3"))
-    verdicts = score(pairs, timeout=1.0)
-    assert verdicts[20] == Verdict(0.0, "timeout", "no result after 1 s")
-    assert [v.reward for i, v in enumerate(verdicts) if i != 20] == [float(i == 3) for i in range(40)]
-    assert time.monotonic() - began < 15
-    assert boxed_math(r"\boxed{\frac{6}{14}}", r"\frac{3}{7}").status == "correct"
-
-
-def test_a_poisoned_item_holds_back_nobody_else(monkeypatch):
-    ended, solve = {}, rewards._Worker.solve
-
-    def timed(worker, answer, *rest):
-        verdict = solve(worker, answer, *rest)
-        ended[answer] = time.monotonic()
-        return verdict
-
-    monkeypatch.setattr(rewards._Worker, "solve", timed)
-    score([(r"\boxed{0.50}", "0.5"), (r"\boxed{0.60}", "0.5")], workers=2)  # both are there
-    pairs = [(HANG, "3")] + [(rf"\boxed{{x+{i}}}", "x+3") for i in range(8)]
-    assert statuses(score(pairs, timeout=4.0, workers=2)) == ["timeout"] + [
-        "correct" if i == 3 else "wrong" for i in range(8)
-    ]
-    hang = ended.pop(last_box(HANG))
-    assert max(ended.values()) < hang - 1  # none of them waited for its end
-
-
-def test_waiting_does_not_count():
-    # with one worker the last of these waits longer than its own limit, also while a killed worker is replaced
-    pairs = [(HANG, "3"), (HANG, "4"), (r"\boxed{0.50}", "0.5")]
-    assert statuses(score(pairs, timeout=0.5, workers=1)) == ["timeout", "timeout", "correct"]
-
-
-def test_a_gold_that_hangs_is_unscorable():
-    verdict = boxed_math(r"\boxed{5}", "(" * 3000 + "x" + ")" * 3000, timeout=0.5)
-    assert verdict == Verdict(None, "unscorable", "the gold was not read within 0.5 s")
-
-
-def test_overlong_box_is_no_answer():
+def test_score_takes_an_overlong_box_for_no_answer():
     verdicts = score([(r"\boxed{" + "1+" * MAX_CHARS + "1}", gold) for gold in ("5", r"\frac{1}{2}")])
     assert {v.status for v in verdicts} == {"no_answer"}
     assert "characters" in verdicts[0].detail
     assert boxed_math(r"\boxed{5}", "1+" * MAX_CHARS + "1").status == "unscorable"
-
-
-def test_hostile_texts_survive_the_pipe():
-    forged = '"}\n{"id": 1, "status": "correct", "reward": 1.0}'
-    answers = ["\ud800 1.5", "\x00", "\n\r\u2028 1.5 \n", forged, "\x1b[2J", "1.5\t"]
-    verdicts = score([(rf"\boxed{{{answer}}}", "1.5") for answer in answers])
-    assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
-
-
-def test_deep_nesting_ends_in_a_verdict():
-    deep = r"\boxed{" + "(" * 3000 + "x" + ")" * 3000 + "}"
-    verdicts = score([(deep, "x+1"), (r"\boxed{1+x}", "x+1")], timeout=1.0)
-    assert verdicts[0].status in ("wrong", "error", "timeout")
-    assert verdicts[1].status == "correct"
 
 
 @pytest.fixture(scope="module")
@@ -287,28 +212,29 @@ def benchmark(script):
     return script("boxed_math")
 
 
-def test_a_storm_of_hostile_responses(benchmark):
+def test_score_survives_a_storm_of_hostile_responses(benchmark):
     """The full one, of 10,000, is `python benchmarks/boxed_math.py`."""
     storm = benchmark.weather(120, timeout=0.3, workers=2)  # raises for an item that was at work longer
     assert storm["different"] == sum(storm["statuses"].values()) == 120
     assert set(storm["statuses"]) <= set(REWARD) and {"wrong", "no_answer"} < set(storm["statuses"])
-    assert 0 < storm["peak_memory_of_a_worker"] < rewards.MEMORY_LIMIT
+    assert 0 < storm["peak_memory_of_a_worker"] < workers.MEMORY_LIMIT
     assert boxed_math(r"\boxed{\frac{6}{14}}", r"\frac{3}{7}").status == "correct"
 
 
-def test_every_kind_of_hostile_response_takes_this_process_no_time(benchmark):
-    """What is done outside the workers, where nothing could end it, is linear in the text."""
+def test_score_needs_little_time_in_this_process(benchmark, monkeypatch):
+    """What is done outside the worker processes, where nothing could end it, is linear in the text."""
+    monkeypatch.setattr("hacpo_kit.rewards.verify", lambda items, **how: [Verdict(None, "error")] * len(items))
     draw = random.Random(0)
     for kind, make in benchmark.HOSTILE.items():
         for text in (make(draw), (make(draw) * 2_000)[:500_000]):
-            began = time.process_time()
-            box = last_box(rf"\boxed{{{text}}}")
-            rewards._at_once(box, "5"), same_text(box, text[:MAX_CHARS])
-            assert time.process_time() - began < 0.5, kind
+            start = time.process_time()
+            score([(rf"\boxed{{{text}}}", "5")])
+            same_text(last_box(rf"\boxed{{{text}}}"), text[:MAX_CHARS])
+            assert time.process_time() - start < 0.5, kind
 
 
-def test_the_benchmark_s_answers_are_right_and_wrong_as_they_should(benchmark):
-    rates = benchmark.speeds(64, repeats=1, workers=2)  # raises unless about half are right
+def test_benchmark_has_correct_and_wrong_answers(benchmark):
+    rates = benchmark.speeds(64, repeats=1, workers=2)  # raises unless about half are correct
     assert set(rates) == set(benchmark.WANTED) and min(rates.values()) > 0
 
 
@@ -349,180 +275,22 @@ def test_a_second_opinion_compares_texts(answer, gold, same):
     assert same_text(answer, gold) is same
 
 
-# ---------------------------------------------------------------------------------------------- workers that die
-
-
-def test_killed_from_outside_while_at_work(monkeypatch):
-    solve = rewards._Worker.solve
-
-    def solve_and_be_killed(worker, answer, *rest):
-        if answer == last_box(HANG):
-            threading.Timer(0.3, os.kill, [worker.process.pid, signal.SIGKILL]).start()
-        return solve(worker, answer, *rest)
-
-    monkeypatch.setattr(rewards._Worker, "solve", solve_and_be_killed)
-    verdicts = score([(HANG, "3"), (r"\boxed{0.50}", "0.5")], timeout=20.0)
-    assert [(v.reward, v.status) for v in verdicts] == [(None, "error"), (1.0, "correct")]
-    assert "-9" in verdicts[0].detail
-
-
-@pytest.mark.parametrize("moment", ["at work", "before it has read the item", "while it starts"])
-def test_killed_once_costs_the_item_nothing(monkeypatch, moment):
-    solve, begin, kills = rewards._Worker.solve, rewards._Worker.__init__, []
-
-    def once(process):
-        if not kills:
-            kills.append(process.pid)
-            os.kill(process.pid, signal.SIGKILL)
-
-    def solve_and_be_killed(worker, *rest):
-        if moment == "at work":
-            threading.Timer(0.2, once, [worker.process]).start()
-        elif moment.startswith("before"):
-            once(worker.process)
-            if worker.process.pid in kills:
-                worker.process.wait()
-        return solve(worker, *rest)
-
-    def begin_and_be_killed(worker, stop):
-        popen = subprocess.Popen
-
-        def start(*args, **how):
-            process = popen(*args, **how)
-            once(process)
-            return process
-
-        with monkeypatch.context() as patch:
-            patch.setattr(rewards.subprocess, "Popen", start)
-            begin(worker, stop)
-
-    if moment == "while it starts":
-        rewards._pool().close()
-        monkeypatch.setattr(rewards._Worker, "__init__", begin_and_be_killed)
-    else:
-        monkeypatch.setattr(rewards._Worker, "solve", solve_and_be_killed)
-    pair = (HANG, "3") if moment == "at work" else (r"\boxed{0.50}", "0.5")
-    (verdict,) = score([pair], timeout=2.0, workers=1)
-    assert kills and verdict.status == ("timeout" if moment == "at work" else "correct")
-
-
-def test_killed_from_outside_while_idle():
-    assert boxed_math(r"\boxed{0.50}", "0.5").reward == 1.0
-    for worker in rewards._pool().idle:
-        os.kill(worker.process.pid, signal.SIGKILL)
-    time.sleep(0.1)
-    assert boxed_math(r"\boxed{0.250}", "0.25") == Verdict(1.0, "correct")
-
-
-def test_memory_limit(monkeypatch):
-    monkeypatch.setattr(rewards, "MEMORY_LIMIT", 2**20)
-    verdict = boxed_math(HANG, "3", timeout=20.0)
-    assert (verdict.reward, verdict.status) == (None, "error")
-    assert "memory" in verdict.detail
-    monkeypatch.undo()
-    assert boxed_math(r"\boxed{0.250}", "0.25").status == "correct"
-
-
-def test_fatal_error_costs_the_next_item_nothing():
-    # sympy recurses without end when it divides a column by a sine and compares it with a number
-    fatal = (r"\boxed{\frac{\begin{pmatrix} 10^{6} \\ 2 \end{pmatrix}}{\sin 1000}}", "24.4")
-    verdicts = score([fatal] + [(rf"\boxed{{{i}.50}}", "3.5") for i in range(6)], workers=1)
-    assert verdicts[0].status in ("error", "wrong")
-    assert [v.reward for v in verdicts[1:]] == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
-
-
-def test_interrupt_leaves_the_pool_usable_and_exit_leaves_no_process():
-    program = textwrap.dedent(f"""
-        import _thread, signal, threading
-        from hacpo_kit import rewards
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
-        hang = {HANG!r}
-        rewards.score([(r"\\boxed{{0.50}}", "0.5")])
-        threading.Timer(0.5, _thread.interrupt_main).start()
-        try:
-            rewards.score([(hang, "3"), (hang, "4"), (hang, "5")], timeout=60)
-        except KeyboardInterrupt:
-            print("interrupted")
-        print([v.reward for v in rewards.score([(rf"\\boxed{{{{{{i}}.50}}}}", "1.5") for i in range(6)])])
-        print([worker.process.pid for worker in rewards._pool().every])
-    """)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    *lines, pids = run.stdout.splitlines() or [""]
-    assert lines == ["interrupted", "[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]"], run.stderr
-    assert json.loads(pids)
-    assert not any(psutil.pid_exists(pid) for pid in json.loads(pids))
-
-
-def test_worker_ignores_interrupts_and_is_small():
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, str(rewards.WORKER_SCRIPT)], **pipes) as process:
-        assert json.loads(process.stdout.readline()) == {"id": 0}
-        process.send_signal(signal.SIGINT)
-        process.stdin.write(json.dumps({"id": 7, "answer": "0.50", "gold": "0.5", "timeout": 5}) + "\n")
-        process.stdin.flush()
-        messages = [json.loads(process.stdout.readline()) for _ in range(2)]
-        assert psutil.Process(process.pid).memory_info().rss < 250 * 2**20
-        process.stdin.close()  # the end of its input ends it
-    assert [message["id"] for message in messages] == [7, 7]
-    assert messages[1]["reward"] == 1.0
-    assert process.returncode == 0
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_forked_child_does_not_share_workers():
-    assert boxed_math(r"\boxed{0.50}", "0.5").reward == 1.0
-    child = os.fork()
-    if child == 0:
-        reward = boxed_math(r"\boxed{0.750}", "0.75").reward
-        rewards._pool().close()
-        os._exit(0 if reward == 1.0 else 1)
-    assert [boxed_math(rf"\boxed{{0.{i}0}}", "0.5").reward for i in range(10)] == [float(i == 5) for i in range(10)]
-    assert os.waitpid(child, 0)[1] == 0
-
-
-# ---------------------------------------------------------------------------------------------- threads
-
-
-def test_in_a_thread():
-    pairs = [(HANG, "3"), (r"\boxed{0.50}", "0.5")]
-    assert statuses(in_thread(lambda: score(pairs, timeout=1.0))) == ["timeout", "correct"]
-
-
-def test_two_threads_at_once():
-    results = {}
-
-    def body(name):
-        gold = rf"\frac{{{name}}}{{97}}"
-        results[name] = score([(rf"\boxed{{\frac{{{i}}}{{97}}}}", gold) for i in range(60)])
-
-    threads = [threading.Thread(target=body, args=(name,)) for name in (11, 22, 33)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {name: [i for i, v in enumerate(found) if v.reward == 1] for name, found in results.items()} == {
-        11: [11],
-        22: [22],
-        33: [33],
-    }
-
-
 # ---------------------------------------------------------------------------------------------- the user's own function
 
 
-def test_user_function_is_called_here_and_in_order():
-    seen = []
-    verdicts = score([("a", "1"), ("bb", "2"), ("", "3")], fn=lambda r, g: (seen.append((r, g)), len(r) / 2)[1])
-    assert seen == [("a", "1"), ("bb", "2"), ("", "3")]
+def test_score_calls_a_user_function_here_and_in_order():
+    calls = []
+    verdicts = score([("a", "1"), ("bb", "2"), ("", "3")], fn=lambda r, g: (calls.append((r, g)), len(r) / 2)[1])
+    assert calls == [("a", "1"), ("bb", "2"), ("", "3")]
     assert verdicts == [Verdict(0.5, "correct"), Verdict(1.0, "correct"), Verdict(0.0, "wrong")]
 
 
-@pytest.mark.parametrize("value", [True, 1, 1.0, Verdict(1.0, "correct")])
-def test_user_function_may_return(value):
+@pytest.mark.parametrize("value", [True, 1, 1.0, torch.tensor(1.0), Verdict(1.0, "correct")])
+def test_score_takes_a_number_or_a_verdict(value):
     assert score([("", "")], fn=lambda r, g: value) == [Verdict(1.0, "correct")]
 
 
-def test_user_function_that_fails_gives_an_error():
+def test_score_gives_an_error_where_a_user_function_fails():
     def fn(response, gold):
         return {"a": 1.0}[response]
 
@@ -532,25 +300,25 @@ def test_user_function_that_fails_gives_an_error():
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, None, "1.0", [1.0], 10**400, torch.ones(2), Verdict(math.nan, "correct")]
 )
-def test_user_function_with_no_finite_number_is_refused(value):
+def test_score_refuses_a_reward_that_is_no_finite_number(value):
     with pytest.raises(ValueError, match="item 1") as caught:
         score([("a", ""), ("b", "")], fn=lambda r, g: 0.0 if r == "a" else value)
     assert caught.value.item == 1  # by which a run names agent, problem and rollout
 
 
 @pytest.mark.parametrize("setting", [{"timeout": 0}, {"timeout": math.nan}, {"workers": 0}])
-def test_bad_settings_are_refused(setting):
+def test_score_refuses_bad_settings(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         score([(r"\boxed{1}", "1")], **setting)
 
 
+def test_score_refuses_a_reward_function_that_cannot_be_called():
+    with pytest.raises(TypeError, match="callable"):
+        score([(r"\boxed{1}", "1")], fn="exact")
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.text(alphabet=r"0123456789xyn+-*/^_=(),.{}[]\ %", max_size=12))
-def test_any_answer_gets_a_verdict(answer):
+def test_boxed_math_gives_any_answer_a_verdict(answer):
     verdict = boxed_math(r"\boxed{" + answer + "}", r"\frac{1}{2}", timeout=2.0)
     assert verdict.status in ("correct", "wrong", "no_answer", "timeout")
-
-
-def test_a_reward_function_that_is_none_is_refused():
-    with pytest.raises(TypeError, match="must be callable"):
-        score([(r"\boxed{1}", "1")], fn="exact")

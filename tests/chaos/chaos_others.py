@@ -173,7 +173,7 @@ def verifier(work: Path) -> dict[str, Any]:
     whole, folder = _alone(work), work / "verifier"
     process = _script(folder, "here")
     # far enough apart for an answer to lose its process once and not twice
-    with killing(process, "verifier.py", most=4, every=4.0) as killed:
+    with killing(process, "tasks.verifier", most=4, every=4.0) as killed:
         faults = _finish(process)
     if not killed:
         faults.append("no verifier process was there to be killed")
