@@ -1,11 +1,12 @@
-"""③ advantage: capability window, capability ratio, capability-aware advantage (eqs. 6-10)."""
+"""③ advantage: capability, capability ratio and capability-aware advantage (eqs. 6-10)."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,41 +14,45 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hacpo_kit.config import Config
-from hacpo_kit.records import Batch, Pool, Rollout
+from hacpo_kit.records import Batch, Pool
+from hacpo_kit.sharing import comparable_rollouts, encode_for, solved_prompts
 
 if TYPE_CHECKING:
     from hacpo_kit.models.agents import Agent
 
-FLOOR = 1e-8  # smallest P̂ in a ratio, so that an agent that never succeeds divides nothing by zero
+FLOOR = 1e-8  # smallest P̂ in a ratio; prevents division by zero for an agent whose mean reward is 0
 OMEGA_MIN, OMEGA_MAX = 0.1, 10.0
 STD_GUARD = 1e-6  # added to σ_joint
 
 
-def capability_ratio(capability: Mapping[str, float], numerator: str, denominator: str) -> float:
-    """ω(numerator, denominator) = P̂(numerator) / P̂(denominator), clipped to [0.1, 10] (eq. 9).
+# ── capability ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    Raises KeyError for an agent without a capability, ValueError for one that is not finite.
+
+def capability_ratio(capability: Mapping[str, float], numerator: str, denominator: str) -> float:
+    """Return ω(numerator, denominator) = P̂(numerator) / P̂(denominator), clipped to [0.1, 10] (eq. 9).
+
+    Raises KeyError for an agent without a capability, ValueError for a capability that is not finite.
 
     >>> capability_ratio({"strong": 0.5, "weak": 0.25}, "strong", "weak")
     2.0
     """
-    values = []
-    for name in (numerator, denominator):
-        if name not in capability:
-            if name in list(capability):
-                capability[name]  # observed, but without a reward: says so
-            raise KeyError(f"no capability for agent {name!r}; there are {', '.join(map(repr, capability)) or 'none'}")
-        values.append(float(capability[name]))
-        if not abs(values[-1]) < float("inf"):
-            raise ValueError(f"the capability of agent {name!r} is {values[-1]}, need a finite number")
+    above, below = (_finite_capability(capability, name) for name in (numerator, denominator))
     # ω = max(P̂, 1e-8) / max(P̂, 1e-8), clipped
-    ratio = max(values[0], FLOOR) / max(values[1], FLOOR)
-    return min(max(ratio, OMEGA_MIN), OMEGA_MAX)
+    return min(max(max(above, FLOOR) / max(below, FLOOR), OMEGA_MIN), OMEGA_MAX)
+
+
+def _finite_capability(capability: Mapping[str, float], name: str) -> float:
+    if name not in list(capability):
+        raise KeyError(f"no capability for agent {name!r}; there are {', '.join(map(repr, capability)) or 'none'}")
+    value = float(capability[name])  # `Capability` raises KeyError, with the reason, for an agent without rewards
+    if not math.isfinite(value):
+        raise ValueError(f"the capability of agent {name!r} is {value}; it must be a finite number")
+    return value
 
 
 @dataclass(frozen=True)
 class Capability(Mapping[str, float]):
-    """P̂ of every agent: mean of its mean rewards over the last `window` steps (eq. 8); a mapping name → P̂.
+    """P̂ of every agent: the mean of its mean rewards over the last `window` steps (eq. 8); a mapping name → P̂.
 
     >>> c = Capability(window=2).with_step({"A": 0.2}).with_step({"A": 0.4}).with_step({"A": 0.8})
     >>> round(c["A"], 6)
@@ -55,66 +60,65 @@ class Capability(Mapping[str, float]):
     """
 
     window: int = 5
-    history: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # per step; None: nothing scorable
+    history: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # per step; None: no reward
 
     def __post_init__(self):
         if self.window < 1:
             raise ValueError(f"window={self.window}: it must be at least 1 step")
 
     def observe(self, pool: Pool) -> Capability:
-        """The capability after this pool's step; rollouts without a reward do not count.
+        """Return the capability after the step of this pool; rollouts without a reward do not count.
 
         Raises ValueError if the pool is not scored yet.
         """
-        if any(r.status == "unscored" for r in pool):
-            raise ValueError("this pool has no rewards yet: call pool = reward(pool) first")
-        means = {}
+        _check_scored(pool)
+        means: dict[str, float | None] = {}
         for name, rollouts in pool.by_source.items():
             rewards = [r.reward for r in rollouts if r.reward is not None]
             means[name] = sum(rewards) / len(rewards) if rewards else None
             if rewards and means[name] < 0:
                 warnings.warn(
-                    f"the mean reward of agent {name!r} is negative: ω compares positive means, so P̂ counts as {FLOOR}; "
-                    "add a constant to the rewards",
+                    f"the mean reward of agent {name!r} is negative and counts as {FLOOR} in ω, which compares positive "
+                    "means; add a constant to the rewards",
                     stacklevel=2,
                 )
         return self.with_step(means)
 
     def with_step(self, means: Mapping[str, float | None]) -> Capability:
-        """The capability after one more step with these mean rewards (None: no scorable rollout)."""
+        """Return the capability after one more step with these mean rewards (None: no scorable rollout)."""
         steps = max(map(len, self.history.values()), default=0)
         history = {name: self.history.get(name, (None,) * steps) for name in {**self.history, **means}}
         return replace(self, history={name: (*past, means.get(name)) for name, past in history.items()})
 
     def __getitem__(self, name: str) -> float:
         if name not in self.history:
-            raise KeyError(
-                f"agent {name!r} was never observed; there are {', '.join(map(repr, self.history)) or 'none'}"
-            )
+            names = ", ".join(map(repr, self.history)) or "none"
+            raise KeyError(f"agent {name!r} was never observed; there are {names}")
         recent = [v for v in self.history[name][-self.window :] if v is not None]
         if not recent:
-            raise KeyError(
-                f"agent {name!r} had no scorable rollout in the last {self.window} steps: is the gold usable?"
-            )
+            raise KeyError(f"agent {name!r} had no scorable rollout in the last {self.window} steps; check the golds")
         return sum(recent) / len(recent)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self.history)
 
     def __len__(self) -> int:
         return len(self.history)
 
     def ratio(self, numerator: str, denominator: str) -> float:
-        """ω(numerator, denominator), clipped to [0.1, 10]."""
+        """Return ω(numerator, denominator), clipped to [0.1, 10]."""
         return capability_ratio(self, numerator, denominator)
 
     def at(self, step: int) -> Capability:
-        """The capability as it was after the first `step` steps."""
+        """Return the capability after the first `step` steps."""
         return replace(self, history={name: past[:step] for name, past in self.history.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types; `Capability(**d)` restores it."""
+        """Return JSON types; `Capability(**d)` restores it."""
         return {"window": self.window, "history": {name: list(past) for name, past in self.history.items()}}
+
+
+# ── advantages ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class GroupAdvantages(NamedTuple):
@@ -135,117 +139,93 @@ def group_advantages(
     capability_baseline: bool = True,
     binary_guard: bool = True,
     cross_baseline: str = "learner",
-    equal_counts: bool = True,
 ) -> GroupAdvantages:
-    """Capability-aware advantage of every rollout, as one learner sees it (eqs. 6-7).
+    """Return the capability-aware advantage of every rollout for one learner (eqs. 6-7).
 
-    `capability` maps each agent to its windowed P̂. With one source it is the plain group-relative advantage.
+    `capability` maps each agent to its windowed P̂. With one source the result is the group-relative advantage.
 
-    Raises ValueError for rewards that are not finite or too large to compare, for lengths that disagree, and, unless
-    `equal_counts=False`, where an agent has fewer answers to a prompt than another.
+    Raises ValueError for inputs of different lengths, and for rewards that are not finite or too large.
 
     >>> group_advantages(torch.tensor([1.0, 0, 0, 0]), ["p"] * 4, ["A"] * 4, "A", {"A": 0.25}).advantages
     tensor([ 1.5000, -0.5000, -0.5000, -0.5000])
     """
-    if not isinstance(rewards, Tensor) or not rewards.is_floating_point():
-        rewards = torch.as_tensor(rewards, dtype=torch.float64)
-    prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts  # tensors are equal by identity only
-    _check_group_input(rewards, prompts, sources, learner, equal_counts)
-    if cross_baseline not in ("learner", "source"):
-        raise ValueError(f"cross_baseline={cross_baseline!r}: it takes 'learner' or 'source'")
-    names = list(dict.fromkeys(sources))
-    of_source = torch.tensor([names.index(s) for s in sources], device=rewards.device)
-    binary = binary_guard and bool(((rewards == 0) | (rewards == 1)).all())
-
-    rows: dict[Hashable, list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        rows.setdefault(prompt, []).append(i)
+    rewards, groups = _checked_groups(rewards, prompts, sources, cross_baseline)
+    guard = binary_guard and bool(((rewards == 0) | (rewards == 1)).all())
     baselines, joint_std = torch.empty_like(rewards), torch.empty_like(rewards)
-    equal = torch.zeros(len(rewards), dtype=torch.bool, device=rewards.device)
-    for group in rows.values():
-        r, who = rewards[group], of_source[group]
-        joint_std[group] = r.std(correction=1) if len(group) > 1 else torch.zeros_like(r)
-        # float residue of an equal group must not pass for a difference
-        equal[group] = (r.max() - r.min() <= 8 * torch.finfo(r.dtype).eps * r.abs().max()).expand(len(group))
-        viewers = names if cross_baseline == "source" else [learner]
-        for viewer in viewers:
-            value = _baseline(r, who, names, viewer, capability if capability_baseline else None, binary)
-            seen = torch.tensor(group)[(who == names.index(viewer)).cpu()] if cross_baseline == "source" else group
-            baselines[seen] = r.mean() if bool(equal[group[0]]) else value
+    equal = torch.empty_like(rewards, dtype=torch.bool)
+    for rows in groups:
+        r, names = rewards[rows], [sources[i] for i in rows]
+        # the rounding of equal rewards is not a difference
+        equal[rows] = r.max() - r.min() <= 8 * torch.finfo(r.dtype).eps * r.abs().max()
+        # σ_joint: standard deviation of all rewards of the prompt
+        joint_std[rows] = r.std(correction=1) if len(rows) > 1 else 0.0
+        for k in [learner] if cross_baseline == "learner" else dict.fromkeys(names):
+            receivers = [i for i in rows if cross_baseline == "learner" or sources[i] == k]
+            baselines[receivers] = _baseline(r, names, k, capability if capability_baseline else None, guard)
+        if equal[rows[0]]:
+            baselines[rows] = r.mean()
 
-    # A = (R − μ̂) / (σ_joint + 1e-6); a prompt whose rewards are all equal teaches nothing
+    # A = (R − μ̂) / (σ_joint + 1e-6), and 0 if all rewards of the prompt are equal
     advantages = torch.where(equal, 0.0, (rewards - baselines) / (joint_std + STD_GUARD))
-    bad = ~(advantages.isfinite() & (joint_std.isfinite() | equal))
-    if bad.any():
+    too_large = ~(advantages.isfinite() & (joint_std.isfinite() | equal))
+    if too_large.any():
+        rows = too_large.nonzero().flatten().tolist()
         raise ValueError(
-            f"rewards of rollouts {bad.nonzero().flatten().tolist()} are too large: their spread is no finite number; "
-            "give smaller ones"
+            f"rewards of rollouts {rows} are too large: their standard deviation is not finite; scale them down"
         )
     return GroupAdvantages(advantages, baselines, torch.where(equal, 0.0, joint_std))
 
 
-def _baseline(rewards: Tensor, who: Tensor, names: list[str], viewer: str, capability, binary: bool) -> Tensor:
-    """μ̂ of one agent for one prompt: mean over all rollouts of ω(viewer, source)·R."""
-    # μ̂(k) = 1/(nG) · Σ_j Σ_i ω(k,j)·R(y_i^(j))
-    omega = [1.0 if capability is None or j == viewer else capability_ratio(capability, viewer, j) for j in names]
-    value = (rewards.new_tensor(omega)[who] * rewards).mean()
-    if binary and value > 1 and viewer in names and (mine := rewards[who == names.index(viewer)]).numel():
-        return mine.mean()  # no 0/1 reward can beat a baseline above 1: fall back to the agent's own mean
-    return value
+def _baseline(
+    rewards: Tensor, sources: Sequence[str], k: str, capability: Mapping[str, float] | None, guard: bool
+) -> Tensor:
+    """Return the baseline of agent k for the rewards of one prompt (eq. 6)."""
+    # μ̂(k) = 1/(nG) · Σ_j Σ_i ω(k, j)·R(y_i^(j))
+    omega = {j: 1.0 if capability is None or j == k else capability_ratio(capability, k, j) for j in set(sources)}
+    baseline = (rewards.new_tensor([omega[j] for j in sources]) * rewards).mean()
+    if guard and baseline > 1 and k in sources:
+        return rewards[[j == k for j in sources]].mean()  # no 0/1 reward exceeds a baseline above 1
+    return baseline
 
 
-def _check_group_input(rewards, prompts, sources, learner, equal_counts) -> None:
+def _checked_groups(rewards, prompts, sources, cross_baseline: str) -> tuple[Tensor, list[list[int]]]:
+    """Return the rewards as floating point, and the rows of each prompt."""
+    if not isinstance(rewards, Tensor) or not rewards.is_floating_point():
+        rewards = torch.as_tensor(rewards, dtype=torch.float64)
     if rewards.ndim != 1 or not len(rewards) == len(prompts) == len(sources):
         raise ValueError(
-            f"need one reward, prompt and source a rollout; got rewards {tuple(rewards.shape)}, "
-            f"{len(prompts)} prompts, {len(sources)} sources"
+            f"need one reward, prompt and source per rollout; got rewards {tuple(rewards.shape)}, {len(prompts)} prompts, "
+            f"{len(sources)} sources"
         )
     if not rewards.isfinite().all():
-        bad = (~rewards.isfinite()).nonzero().flatten().tolist()
-        raise ValueError(f"rewards of rollouts {bad} are not finite; leave unscorable rollouts out before this call")
-    if not equal_counts:
-        return
-    counts: dict[Hashable, dict[str, int]] = {}
-    for prompt, source in zip(prompts, sources, strict=True):
-        group = counts.setdefault(prompt, {})
-        group[source] = group.get(source, 0) + 1
-    expected = max((c for group in counts.values() for c in group.values()), default=0)
-    names = dict.fromkeys([learner, *sources])
-    for prompt, group in counts.items():
-        for name in names:
-            if group.get(name, 0) != expected:
-                raise ValueError(
-                    f"prompt {prompt!r} has {group.get(name, 0)} rollouts of agent {name!r}, need {expected}"
-                )
+        rows = (~rewards.isfinite()).nonzero().flatten().tolist()
+        raise ValueError(f"rewards of rollouts {rows} are not finite; exclude unscorable rollouts before this call")
+    if cross_baseline not in ("learner", "source"):
+        raise ValueError(f"cross_baseline={cross_baseline!r}: it takes 'learner' or 'source'")
+    groups: dict[Hashable, list[int]] = {}
+    for i, prompt in enumerate(prompts.tolist() if isinstance(prompts, Tensor) else prompts):
+        groups.setdefault(prompt, []).append(i)
+    return rewards, list(groups.values())
 
 
-def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) -> Batch:
-    """The learner's own view of a scored pool: its tokens, advantages, weights ω, own or peer (eqs. 6-10).
+def advantage(pool: Pool, agent: Agent, capability: Mapping[str, float], config: Config) -> Batch:
+    """Return the learner's view of a scored pool: its tokens, advantages and weights ω (eqs. 6-10).
 
-    Rollouts that this learner cannot use are left out and counted by reason in `Batch.excluded`.
+    Rollouts that this learner cannot use are excluded and counted by reason in `Batch.excluded`.
 
-    Raises ValueError if the pool has no rewards, or misses rollouts of an agent for a problem (named).
+    Raises ValueError if the pool has no rewards, or lacks rollouts of an agent for a problem.
     """
-    if any(r.status == "unscored" for r in pool):
-        raise ValueError("this pool has no rewards yet: call pool = reward(pool) first")
+    _check_scored(pool)
     if agent.name not in pool.agents:
         raise ValueError(
-            f"agent {agent.name!r} wrote nothing in this pool; it holds {', '.join(map(repr, pool.agents))}"
+            f"agent {agent.name!r} has no rollouts in this pool; there are those of {', '.join(map(repr, pool.agents))}"
         )
     pool.check_complete()
-    taught_by = pool.agents if config.sources == "all" else (agent.name,)
-    usable = [i for i, r in enumerate(pool) if r.source in taught_by and r.reward is not None]
-    # sources by name: neither sums nor mini-batches may depend on the order in which the agents were given
-    usable.sort(key=lambda i: pool.rollouts[i].source)
-    offered = sum(r.source in taught_by for r in pool)
-    excluded = {"unscorable": offered - len(usable)} if offered > len(usable) else {}
-    compares = config.discrepancy or (config.capability_baseline and config.cross_baseline == "learner")
-    if compares and len(taught_by) > 1 and usable and agent.name not in capability:
-        # without a reward in the whole window there is no P̂ to compare the others with
-        excluded["no_capability"], usable = len(usable), []
+    positions, excluded = comparable_rollouts(pool, agent.name, capability, config)
+    rollouts = [pool.rollouts[i] for i in positions]
 
-    rollouts = [pool.rollouts[i] for i in usable]
-    group = group_advantages(
+    # A(k)(y) of every rollout y (eqs. 6-7)
+    advantages = group_advantages(
         torch.tensor([r.reward for r in rollouts], dtype=torch.float64),
         [r.problem for r in rollouts],
         [r.source for r in rollouts],
@@ -254,71 +234,32 @@ def advantage(pool: Pool, agent: Agent, capability: Capability, config: Config) 
         capability_baseline=config.capability_baseline,
         binary_guard=config.binary_guard,
         cross_baseline=config.cross_baseline,
-        equal_counts=False,  # completeness was checked above; what is missing now is unscorable
-    )
-    advantages, solved_count = group.advantages.float(), 0
-    if config.exclude_solved:
-        solved = solved_prompts(rollouts, agent.name)
-        advantages[[r.problem in solved for r in rollouts]] = 0.0
-        solved_count = len(solved)
-    # peer rollouts: A · ω(j, k), so that a stronger source counts more
-    peer = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
-    omega = dict.fromkeys(taught_by, 1.0) | {s: capability.ratio(s, agent.name) for s in peer}
-    kept, prompts, responses = [], [], []
-    tokens = learner_tokens(pool, agent, config.count_eos)
-    for row, rollout in enumerate(rollouts):
-        view = tokens(rollout)
-        if isinstance(view, str):
-            excluded[view] = excluded.get(view, 0) + 1
-            continue
-        kept.append(row)
-        prompts.append(view[0])
-        responses.append(view[1])
+    ).advantages.float()
+    solved = solved_prompts(rollouts, agent.name) if config.exclude_solved else set()
+    advantages[[r.problem in solved for r in rollouts]] = 0.0
+    # weight ω(j, k) of a peer rollout: a stronger source counts more (eq. 10)
+    peers = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
+    omega = {source: capability_ratio(capability, source, agent.name) for source in peers}
+
+    tokens = encode_for(agent, pool, rollouts, config.count_eos)
+    kept = [row for row, ids in enumerate(tokens) if not isinstance(ids, str)]
     own = [rollouts[row].source == agent.name for row in kept]
-    means = [rollouts[row].mean_logp(config.count_eos or mine) for row, mine in zip(kept, own, strict=True)]
+    means = [rollouts[row].mean_logp(config.count_eos or is_own) for row, is_own in zip(kept, own, strict=True)]
     return Batch(
         learner=agent.name,
-        prompt_ids=tuple(prompts),
-        response_ids=tuple(responses),
+        prompt_ids=tuple(tokens[row][0] for row in kept),
+        response_ids=tuple(tokens[row][1] for row in kept),
         source_mean_logp=torch.tensor(means, dtype=torch.float32),
         advantages=advantages[kept],
-        weights=torch.tensor([omega[rollouts[row].source] for row in kept], dtype=torch.float32),
+        weights=torch.tensor([omega.get(rollouts[row].source, 1.0) for row in kept], dtype=torch.float32),
         own=torch.tensor(own, dtype=torch.bool),
-        index=tuple(usable[row] for row in kept),
+        index=tuple(positions[row] for row in kept),
         pool=pool,
-        excluded=excluded,
-        solved_prompts=solved_count,
+        excluded={**excluded, **Counter(reason for reason in tokens if isinstance(reason, str))},
+        solved_prompts=len(solved),
     )
 
 
-def solved_prompts(rollouts: Sequence[Rollout], learner: str) -> set[str]:
-    """Problems whose rewards differ, but where nobody did better than the worst of the learner's own rollouts.
-
-    Not the paper's. Alone, the learner's group would have equal rewards and give no gradient; beside worse answers of
-    others it does.
-    """
-    groups: dict[str, list[Rollout]] = {}
-    for r in rollouts:
-        groups.setdefault(r.problem, []).append(r)
-    solved = set()
-    for problem, group in groups.items():
-        rewards, mine = [r.reward for r in group], [r.reward for r in group if r.source == learner]
-        if mine and min(mine) >= max(rewards) > min(rewards):
-            solved.add(problem)
-    return solved
-
-
-def learner_tokens(pool: Pool, agent: Agent, count_eos: bool) -> Callable[[Rollout], tuple | str]:
-    """A function that gives a rollout's prompt and response in the learner's tokens, or why the learner cannot use it."""
-    asked = {r.problem: r.prompt_ids for r in pool if r.source == agent.name}
-
-    @cache  # a model that has nearly learned a problem gives the same answer again and again
-    def view(problem: str, text: str, ended: bool):
-        return agent.view(pool.problem(problem), text, ended=ended, prompt=asked.get(problem, ()))
-
-    def tokens(rollout: Rollout):
-        if rollout.source == agent.name:
-            return rollout.prompt_ids, rollout.token_ids  # own rollouts keep the sampled ids
-        return rollout.hazard or view(rollout.problem, rollout.text, rollout.ended and count_eos)
-
-    return tokens
+def _check_scored(pool: Pool) -> None:
+    if any(r.status == "unscored" for r in pool):
+        raise ValueError("this pool has no rewards yet; call pool = reward(pool) first")

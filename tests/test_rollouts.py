@@ -723,7 +723,7 @@ def test_distinct_counts_texts_and_boxed_answers(pool):
 def test_an_agent_that_wrote_nothing_and_a_pool_without_rewards_are_refused(pool, tiny_agent):
     with pytest.raises(ValueError, match="no rewards yet"):
         hk.advantage(pool, tiny_agent(), hk.Capability(), hk.Config())
-    with pytest.raises(ValueError, match="agent 'tiny' wrote nothing in this pool; it holds 'qwen3-sums'"):
+    with pytest.raises(ValueError, match=r"agent 'tiny'.*'qwen3-sums'"):
         seen_by(tiny_agent(), paid(pool))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hacpo_kit.advantages import Capability, advantage, learner_tokens
+from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.common.files import remove_leftovers, replacing
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, as_list, microbatches
 from hacpo_kit.objective import lower_bound
 from hacpo_kit.records import Batch, MiniBatch, Pool, StepResult, StepStats
+from hacpo_kit.sharing import encode_for, shared_rollouts
 from hacpo_kit.updates import _micro_objective, minibatches
 
 if TYPE_CHECKING:
@@ -245,8 +246,7 @@ def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) 
         raise ValueError(
             f"agent {agent.name!r} wrote nothing in this pool; it holds {', '.join(map(repr, pool.agents))}"
         )
-    offered = [i for i, r in enumerate(pool) if config.sources == "all" or r.source == agent.name]
-    offered.sort(key=lambda i: pool.rollouts[i].source)  # as `advantage` sorts them: sums have an order
+    offered = shared_rollouts(pool, agent.name, config)
     where = {int(i): row for row, i in enumerate(np.concatenate([p.index for p in parts]) if parts else ())}
     row_of = np.array([where.get(i, -1) for i in offered])
     rollouts = [pool.rollouts[i] for i in offered]
@@ -258,7 +258,7 @@ def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) 
 
     used, problems = row_of >= 0, {p.id: p for p in pool.problems}
     own = [r.source == agent.name for r in rollouts]
-    tokens = learner_tokens(pool, agent, config.count_eos)
+    reasons = _reasons(pool, agent, config, [r for u, r in zip(used, rollouts, strict=True) if not u])
     columns = {
         "learner": agent.name,
         "source": [r.source for r in rollouts],
@@ -272,7 +272,7 @@ def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) 
         "status": [r.status for r in rollouts],
         "own": own,
         "minibatch": pd.array(seen(lambda p: p.updates_made, -1, np.int32), dtype="Int32"),
-        "excluded": ["" if u else _why(r, tokens) for u, r in zip(used, rollouts, strict=True)],
+        "excluded": ["" if u else next(reasons) for u in used],
         "source_mean_logp": np.array(
             [r.mean_logp(config.count_eos or mine) for r, mine in zip(rollouts, own, strict=True)], np.float32
         ),
@@ -287,12 +287,13 @@ def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) 
     return frame
 
 
-def _why(rollout: Any, tokens: Callable) -> str:
-    """The reason for which `advantage` left a rollout out of this learner's batch."""
-    if rollout.reward is None:
-        return "unscorable"
-    view = tokens(rollout)
-    return view if isinstance(view, str) else "not in these stats"
+def _reasons(pool: Pool, agent: Agent, config: Config, rollouts: Sequence[Any]) -> Iterator[str]:
+    """Yield the reasons for which `advantage` excluded rollouts from this learner's batch."""
+    for rollout, tokens in zip(rollouts, encode_for(agent, pool, rollouts, config.count_eos), strict=True):
+        if rollout.reward is None:
+            yield "unscorable"
+        else:
+            yield tokens if isinstance(tokens, str) else "not in these stats"
 
 
 def _values(stats: Any) -> Sequence[StepStats]:

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from hacpo_kit.advantages import capability_ratio, group_advantages, solved_prompts
+from hacpo_kit.advantages import capability_ratio, group_advantages
 from hacpo_kit.config import Config, whole_number
 from hacpo_kit.objective import lower_bound, sequence_objective
 from hacpo_kit.runs.experience import Experience
+from hacpo_kit.sharing import solved_prompts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,7 +185,7 @@ class Replay:
         capability = replace(self.experience.capability, window=window)
         rewards = torch.tensor(rows["reward"].to_numpy(np.float64))
         group = group_advantages(
-            rewards, rows["problem"].tolist(), rows["source"].tolist(), self.learner, capability, equal_counts=False, **settings
+            rewards, rows["problem"].tolist(), rows["source"].tolist(), self.learner, capability, **settings
         )  # fmt: skip
         advantages = np.full(len(self.frame), np.nan, np.float32)
         advantages[scored] = group.advantages.float().numpy()

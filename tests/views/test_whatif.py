@@ -148,9 +148,7 @@ def test_replay_advantages_of_many_prompts(experience_of):
     own, rewards = [i % 2 == 0 for i in range(count)], rng.choice([0.0, 0.35, 2.0], count)
     experience = experience_of(rng.uniform(0.8, 1, count), own, rewards=rewards, problems=problems)
     sources = experience.frame["source"].tolist()
-    expected = group_advantages(
-        torch.tensor(rewards), problems, sources, "A", experience.capability, equal_counts=False
-    ).advantages
+    expected = group_advantages(torch.tensor(rewards), problems, sources, "A", experience.capability).advantages
     np.testing.assert_array_equal(Replay(experience).at().advantage, expected.float())
 
 
