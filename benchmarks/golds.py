@@ -19,7 +19,7 @@ from pathlib import Path
 import hacpo_kit as hk
 from hacpo_kit.rewards import score
 from hacpo_kit.tasks.benchmarks import BENCHMARKS
-from hacpo_kit.tasks.problems import FILE_TYPES
+from hacpo_kit.tasks.readers import FILE_READERS
 
 SHUFFLES = 5
 
@@ -29,9 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
-    files = {name: args.folder / f"{name}{kind}" for name in BENCHMARKS for kind in FILE_TYPES}
+    files = {name: args.folder / f"{name}{kind}" for name in BENCHMARKS for kind in FILE_READERS}
     found = {
-        name: file for name in BENCHMARKS for kind in FILE_TYPES if (file := args.folder / f"{name}{kind}").is_file()
+        name: file for name in BENCHMARKS for kind in FILE_READERS if (file := args.folder / f"{name}{kind}").is_file()
     }
     if not found:
         sys.exit(f"{args.folder} holds none of {', '.join(path.name for path in files.values())}")

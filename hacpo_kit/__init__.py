@@ -21,7 +21,8 @@ _HOME = {
     "runs.checkpoints": "State restore save",
     "runs.evaluation": "evaluate",
     "runs.scoreboard": "evaluate_sets",
-    "tasks.problems": "Problem load_problems",
+    "tasks.loading": "load_problems",
+    "tasks.problems": "Problem",
     "training": "resume step train",
     "updates": "update",
 }

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hacpo_kit.config import Config
+from hacpo_kit.tasks.boxes import last_box, same_text
 from hacpo_kit.tasks.problems import Problem
-from hacpo_kit.tasks.verifier import last_box, same_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hacpo_kit.tasks.verifier import MAX_CHARS, integer, last_box
+from hacpo_kit.tasks.boxes import MAX_CHARS, integer, last_box
 from hacpo_kit.tasks.workers import Verdict, verify
 
 if TYPE_CHECKING:

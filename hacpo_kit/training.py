@@ -37,7 +37,8 @@ from hacpo_kit.runs.changes import FIXED, check_change, record_change, replay, r
 from hacpo_kit.runs.checkpoints import State, checkpoints, read_record, restore_newest, save_checkpoint, versions
 from hacpo_kit.runs.evaluation import evaluate
 from hacpo_kit.runs.experience import Experience, drop_after, path_of
-from hacpo_kit.tasks.problems import Problems, load_problems
+from hacpo_kit.tasks.loading import load_problems
+from hacpo_kit.tasks.problems import Problems
 from hacpo_kit.updates import update
 
 if TYPE_CHECKING:

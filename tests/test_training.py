@@ -452,7 +452,7 @@ def test_import_is_light():
 def test_a_step_in_which_nothing_can_be_scored_is_counted_and_passed_over(fresh_agent):
     """Unusable golds pay nobody, and the run goes on."""
     both = [fresh_agent("qwen3-sums"), fresh_agent("llama-differences")]
-    with pytest.warns(UserWarning, match="have no gold"):
+    with pytest.warns(UserWarning, match="no reference answer"):
         nobody = hk.load_problems([{"prompt": "10+11=", "gold": ""}, {"prompt": "12+13=", "gold": ""}])
     with pytest.warns(UserWarning, match="could not be scored"):
         result = hk.step(both, nobody, hk.Capability(), CONFIG)

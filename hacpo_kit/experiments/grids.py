@@ -19,7 +19,7 @@ from hacpo_kit.experiments.notebooks import (
     notebook_parameters,
     other_settings,
 )
-from hacpo_kit.tasks.problems import ARITHMETIC_SETS
+from hacpo_kit.tasks.arithmetic import ARITHMETIC_SETS
 
 KEYS = {
     "name": "name of the study and of its folder; default: the file's",

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from hacpo_kit.common.files import check_name, locked, write_json, write_text
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
 from hacpo_kit.models.engines import ENGINES
-from hacpo_kit.tasks.problems import ARITHMETIC_SETS, load_problems
+from hacpo_kit.tasks.arithmetic import ARITHMETIC_SETS
+from hacpo_kit.tasks.loading import load_problems
 
 if TYPE_CHECKING:
     from hacpo_kit.tasks.problems import Problems

@@ -27,7 +27,8 @@ from hacpo_kit.experiments.notebooks import check_parameters
 from hacpo_kit.models.agents import built_in_sets, locate
 from hacpo_kit.runs.changes import FILE as CHANGES
 from hacpo_kit.runs.checkpoints import read_record
-from hacpo_kit.tasks.problems import Problem, Problems, load_problems
+from hacpo_kit.tasks.loading import load_problems
+from hacpo_kit.tasks.problems import Problem, Problems
 
 RECIPE = {
     "recipe": "github.com/zzx-peter/HACRL-code, commit 81e6c64f31e6935683f77b43a21d30036dfaf875",

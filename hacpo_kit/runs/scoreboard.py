@@ -27,8 +27,10 @@ from hacpo_kit.rewards import boxed_math, score
 from hacpo_kit.rollouts import Sampling, check_request, sample_batches
 from hacpo_kit.runs.checkpoints import versions
 from hacpo_kit.runs.evaluation import how_often, summary
+from hacpo_kit.tasks.arithmetic import ARITHMETIC_SETS
 from hacpo_kit.tasks.benchmarks import ANSWER_TOKENS, BENCHMARKS
-from hacpo_kit.tasks.problems import ARITHMETIC_SETS, Problems, load_problems
+from hacpo_kit.tasks.loading import load_problems
+from hacpo_kit.tasks.problems import Problems
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,7 +25,7 @@ from subprocess import DEVNULL, PIPE, Popen
 import psutil
 from tqdm.auto import tqdm
 
-from hacpo_kit.tasks.verifier import integer
+from hacpo_kit.tasks.boxes import integer
 
 COMMAND = [sys.executable, "-P", "-m", "hacpo_kit.tasks.verifier"]
 PACKAGE = Path(__file__).resolve().parents[2]  # where the new process finds hacpo_kit

@@ -28,7 +28,7 @@ from hacpo_kit.models.agents import align
 from hacpo_kit.objective import clip_band, hacpo_loss
 from hacpo_kit.objective import sequence_ratio as _ratio
 from hacpo_kit.runs.evaluation import best_at
-from hacpo_kit.tasks.verifier import last_box
+from hacpo_kit.tasks.boxes import last_box
 
 t = torch.tensor
 WORDS = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))

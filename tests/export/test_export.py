@@ -366,7 +366,7 @@ def test_values_survive_the_grammar(value):
     ("config", "given", "message"),
     [
         ({"method": "grpo"}, {}, "method 'grpo' is not one that the recipe can do: ratio='token'"),
-        ({"method": "naive"}, {}, "peer='gspo'"),
+        ({"method": "naive"}, {}, "peer_update='own'"),
         ({"method": "no_discrepancy"}, {}, "capability_baseline=True (the recipe has one ω"),
         ({"cross_baseline": "source"}, {}, "cross_baseline='source'"),
         ({"exclude_solved": True}, {}, "exclude_solved=True (ours"),

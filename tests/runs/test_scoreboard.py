@@ -108,7 +108,7 @@ def test_other_settings_are_refused_and_more_agents_and_sets_are_not(two, tiny_a
 
 def test_the_table_says_what_its_reader_has_to_know(two, tmp_path, say):
     say(two[0], [r"\boxed{0}", r"\boxed{2}", "0" * 40])
-    with pytest.warns(UserWarning, match="no gold"):
+    with pytest.warns(UserWarning, match="no reference answer"):
         own = hk.load_problems([{"prompt": p, "gold": g} for p, g in (("0", "0"), ("1", ""), ("2", "4"))])
     board = hk.evaluate_sets(two[:1], {"own": own}, tmp_path, batch_size=3, max_new_tokens=12, progress=False)
     assert board.scores["a"]["own"]["avg@1"] == 0.5
@@ -116,7 +116,7 @@ def test_the_table_says_what_its_reader_has_to_know(two, tmp_path, say):
     assert "| a     |     0.500 |" in text and "average" not in text
     assert "a on own: 1 of 3 answers were cut at 12 tokens" in text
     assert "a on own: 1 of 3 answers cannot be scored" in text
-    assert "own: 1 of 3 rows have no gold" in text
+    assert "own: 1 of 3 problems have no reference answer" in text
 
 
 def test_a_set_where_nothing_can_be_scored_has_no_score(two, tmp_path):

@@ -1,0 +1,52 @@
+"""Normalised text of an answer: the same mathematics in fewer spellings."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+TEXT_COMMAND = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)"
+
+_FULL_WIDTH = dict(zip("０１２３４５６７８９（），．：；＝＋－％", "0123456789(),.:;=+-%", strict=True))
+_UNICODE = str.maketrans(
+    _FULL_WIDTH
+    | {"−": "-", "–": "-", "—": "-", "。": ".", "、": ",", "…": r"\ldots ", "²": "^2", "³": "^3", "\u00a0": " "}
+    | {"π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "∅": r"\emptyset ", "×": r"\times ", "·": r"\cdot ", "÷": "/"}
+    | {"≤": r"\le ", "≥": r"\ge ", "±": r"\pm ", "∪": r"\cup "}
+)
+_FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log|exp|pi|theta|alpha|beta|gamma|lambda|omega|phi|infty"
+_REPLACEMENTS = [
+    (re.compile(r"\\?\$|(?<!\\)\\[()\[\]]"), ""),  # dollar signs and math delimiters
+    (re.compile(r"\\[lcd]?dots(?![a-zA-Z])|\.{3,}"), r"\\ldots "),
+    (re.compile(r"(?<=\d)(?:,\\!\s*|\\[,!]|\{,\}|~)(?=\d{3}(?!\d))"), ""),  # typeset thousands: 10,\!080
+    (re.compile(r"(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])|\\displaystyle"), " "),
+    (re.compile(r"\\(?:left|right)\.|\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"(?<![\w\\])(?:np|numpy|math|sp|sympy)\.(?=[a-z])"), ""),
+    (re.compile(r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])"), r"\\infty"),
+    (re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])"), r"\\\1"),  # pi/2 is not p·i/2
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(r"\\varnothing"), r"\\emptyset"),
+    (re.compile(rf",?\s*(?:{TEXT_COMMAND}\s*\{{\s*(?:and|or)\s*\}}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))\s*"), ","),
+    (re.compile(r"(?<=\d)\.(?![\d.]|\s*\\overline)"), ""),  # 1./3, and a full stop after a number
+    (re.compile(rf"^{TEXT_COMMAND}\s*\{{([^{{}}]*\d[^{{}}]*)\}}$"), r"\1"),  # \text{5 cm} is not a word
+    (re.compile(r"_\{\\([A-Za-z]+)\s*\}"), r"_{\1}"),  # a name as an index: m_{\max}
+    (re.compile(r"\s+"), " "),
+]
+
+
+@lru_cache(maxsize=4096)
+def clean(text: str) -> str:
+    """Return the text without delimiters, sizes, typographic characters and a final full stop, with single spaces."""
+    text = text.translate(_UNICODE)
+    for pattern, replacement in _REPLACEMENTS:
+        text = pattern.sub(replacement, text)
+    text = text.strip()
+    if re.fullmatch(r"-?[1-9]\d{0,2}(?: \d{3})+", text):  # 10 080
+        text = text.replace(" ", "")
+    return text.rstrip(".,;: ")
+
+
+def squeeze(text: str) -> str:
+    """Return the text without white space, except between two digits: `1 1/4` is not `11/4`."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
