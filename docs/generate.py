@@ -6,6 +6,7 @@ python docs/generate.py      write the table of README.md, its figure, and the p
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def _accuracy_table(frame: pd.DataFrame, sets: list[str], methods: list[str]) ->
             cells = {m: f"{means[m]:.3f}".lstrip("0") if m in means else "–" for m in methods}
             gain = _difference(frame, agents, step)
             table.append({"agents": agents, "step": step, **cells, "hacpo − grpo, equal updates [95 %]": gain})
-    return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
+    markdown = pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
+    return re.sub(r":?-{4,}", "---", re.sub(r" {2,}", " ", markdown))  # without padding: README lines stay short
 
 
 def _difference(frame: pd.DataFrame, agents: str, step: int) -> str:
