@@ -18,10 +18,12 @@ from hacpo_kit.runs.experience import Experience, recorded_steps
 from hacpo_kit.training import Run
 from hacpo_kit.views.explorer_controls import Controls, changes_text, config_of, control_values
 from hacpo_kit.views.explorer_figure import Panels
+from hacpo_kit.views.figure import Figure
 from hacpo_kit.views.live import Live
 from hacpo_kit.views.livefigure import LiveFigure
-from hacpo_kit.views.pictures import GREY
-from hacpo_kit.views.plots import Figure, Table, escaped, plain
+from hacpo_kit.views.markup import escaped, plain
+from hacpo_kit.views.style import GREY
+from hacpo_kit.views.tables import Table
 from hacpo_kit.views.whatif import Replay, WhatIf
 
 ROWS = 12  # of the table

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from hacpo_kit.objective import lower_bound
-from hacpo_kit.views.pictures import COLORS, GREY
-from hacpo_kit.views.plots import AXIS, Figure, plain
+from hacpo_kit.views.figure import AXIS, Figure
+from hacpo_kit.views.markup import plain
+from hacpo_kit.views.style import COLORS, GREY
 from hacpo_kit.views.whatif import Replay, WhatIf
 
 BINS = 20  # of a histogram
@@ -39,14 +40,6 @@ CHANGING = (
     "customdata",
     "showlegend",
 )  # properties of a trace that differ between settings, steps and learners
-
-
-class ExplorerFigure(Figure):
-    """The explorer's figure; its PNG is wide enough for three panels in a row."""
-
-    def png(self, width: float | None = None, dpi: int | None = None) -> bytes:
-        """Return a static picture of the figure."""
-        return super().png(width or 13.5, dpi or 80)
 
 
 class Panels:
@@ -80,8 +73,8 @@ class Panels:
         """Return all panels for these settings."""
         from plotly.subplots import make_subplots
 
-        fig = ExplorerFigure(
-            make_subplots(2, 3, subplot_titles=TITLES, horizontal_spacing=0.075, vertical_spacing=0.17)
+        fig = make_subplots(
+            2, 3, figure=Figure(), subplot_titles=TITLES, horizontal_spacing=0.075, vertical_spacing=0.17
         )
         fig.update_layout(template="none").add_traces(self.traces(now))
         above = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0.945, "yref": "container", "yanchor": "top"}

@@ -11,7 +11,7 @@ from hacpo_kit.common.console import unattended
 if TYPE_CHECKING:
     import ipywidgets
 
-    from hacpo_kit.views.plots import Figure
+    from hacpo_kit.views.figure import Figure
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 # While the widget is on the page, the picture that JupyterLab puts below it is not shown.

@@ -21,8 +21,10 @@ from hacpo_kit.models.agents import Agent, as_list
 from hacpo_kit.runs import changes as recorded
 from hacpo_kit.runs.checkpoints import checkpoints
 from hacpo_kit.training import Run, StepResult, history_frame, train
+from hacpo_kit.views.figure import Figure, panel_axes, panels
 from hacpo_kit.views.live import Live
-from hacpo_kit.views.plots import COLORS, GREY, Figure, _panels, escaped, literal
+from hacpo_kit.views.markup import escaped, literal
+from hacpo_kit.views.style import COLORS, GREY
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -288,19 +290,17 @@ class Monitor(Live):
 
     def figure(self) -> Figure:
         """The four panels: accuracy, reward, capability, importance ratio."""
-        fig = _panels(self.title(), "step", "", list(PANELS.values()), height=300)
+        fig = panels(self.title(), "step", "", list(PANELS.values()), height=300)
         for i, unit in enumerate(UNITS, start=1):
             axis = fig.layout[f"yaxis{i if i > 1 else ''}"]
             axis.update(title_text=unit, rangemode="normal" if i == len(UNITS) else "tozero")
         fig.update_xaxes(rangemode="tozero")
         for (panel, name, who), drawn in zip(self.curves, self.traces(), strict=True):
-            place = list(PANELS).index(panel) + 1
             color = COLORS[[a.name for a in self.agents].index(name) % len(COLORS)]
             fig.add_scatter(
                 **drawn, name=name, legendgroup=name, showlegend=panel == "reward", marker={"size": 5},
                 line={"color": color, "dash": "dash" if who == "peer" else "solid"},
-                xaxis=f"x{place}" if place > 1 else "x", yaxis=f"y{place}" if place > 1 else "y",
-                hovertemplate=f"%{{y:.3f}}{f' ({who})' if who else ''}",
+                hovertemplate=f"%{{y:.3f}}{f' ({who})' if who else ''}", **panel_axes(list(PANELS).index(panel)),
             )  # fmt: skip
         above = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.06, "yanchor": "bottom"}
         return fig.update_layout(shapes=self.marks(), legend=above, autosize=True, margin={"t": 80})

@@ -11,7 +11,7 @@ import ipywidgets as w
 
 from hacpo_kit.config import Config
 from hacpo_kit.views.livefigure import LiveFigure
-from hacpo_kit.views.plots import escaped
+from hacpo_kit.views.markup import escaped
 from hacpo_kit.views.rollout_view import problem_names
 
 if TYPE_CHECKING:

@@ -64,10 +64,11 @@ def test_every_notebook_of_the_course_is_built_alike(path):
     assert notebook.cells[0].source.startswith("# ") and "**After this notebook you can**" in prose[0]
     assert [p for p in prose if re.search(r"^##+ What to remember", p, re.M)]
     assert "parameters" in next(c for c in notebook.cells if c.cell_type == "code").metadata.get("tags", [])
-    pictures = [c for c in notebook.cells if c.cell_type == "code" and has(c, "image/png")]
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    pictures = [c for c in code if has(c, "image/png")]
     assert pictures and all("nbval-ignore-output" in c.metadata.get("tags", []) for c in pictures)
     if path.stem[:2] in ("00", "01", "02", "03", "04", "05", "09"):
-        assert [c for c in pictures if "plots.stages(" in c.source], "the figure of the four stages is missing"
+        assert [c for c in code if "plots.stages(" in c.source], "the picture of the four stages is missing"
     if path != COURSE[-1]:
         following = COURSE[COURSE.index(path) + 1].name
         assert re.search(rf"\*\*Next:\*\*[^\n]*\]\({following}\)", prose[-1]), f"the end does not lead to {following}"

@@ -135,7 +135,7 @@ def test_the_page_shows_what_the_monitor_knows(tmp_path):
     assert view.progress.value == 3 and "paused, saved" in view.status.value and "step 3 of 4" in view.status.value
     reward = next(t for t in view.curves.data if t.yaxis == "y2" and t.name == "qwen3-sums")
     assert list(reward.x) == [1, 2, 3]
-    assert len(view.problem.options) == 4 and "right answer" in view.rollouts.value
+    assert len(view.problem.options) == 4 and "gold answer" in view.rollouts.value
     view.inputs["delta"].value = 0.5
     view.inputs["lr"].value = 0.0
     view._do(view._apply)
