@@ -229,6 +229,10 @@ class Batch:
         """The rollouts of this batch, in its order."""
         return [self.pool.rollouts[i] for i in self.index]
 
+    def tokens(self, rows: Sequence[int]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Return prompts and responses of some rows, in the learner's tokens."""
+        return [self.prompt_ids[i] for i in rows], [self.response_ids[i] for i in rows]
+
     def part(self, rows: Sequence[int]) -> Batch:
         """Return some rows as a batch, such as a mini-batch; counts of excluded rollouts stay with the whole."""
         rows = list(rows)

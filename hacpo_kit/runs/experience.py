@@ -25,7 +25,7 @@ from hacpo_kit.models.agents import Agent, as_list, microbatches
 from hacpo_kit.objective import lower_bound
 from hacpo_kit.records import Batch, MiniBatch, Pool, StepResult, StepStats
 from hacpo_kit.sharing import encode_for, shared_rollouts
-from hacpo_kit.updates import _micro_objective, minibatches
+from hacpo_kit.updates import minibatches, objective_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,10 +225,9 @@ def planned(pool: Pool, agent: Agent, capability: Capability, config: Config) ->
 
 def _scored(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config) -> MiniBatch:
     ratio, clipped = np.empty(len(rows), np.float32), np.empty(len(rows), bool)
-    prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
     with torch.no_grad():
-        for micro in microbatches(prompts, responses, config.microbatch_tokens):
-            _, s, hit, _ = _micro_objective(agent, batch, [rows[i] for i in micro], m, config)
+        for micro in microbatches(*batch.tokens(rows), config.microbatch_tokens):
+            _, s, hit, _ = objective_of(agent, batch, [rows[i] for i in micro], m, config)
             ratio[micro], clipped[micro] = s.cpu().numpy(), hit.cpu().numpy()
     part, unknown = batch.part(rows), float("nan")
     return MiniBatch(

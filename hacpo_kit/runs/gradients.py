@@ -12,7 +12,7 @@ from torch import Tensor
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, microbatches
 from hacpo_kit.records import Batch
-from hacpo_kit.updates import _micro_objective, check_batch
+from hacpo_kit.updates import check_batch, objective_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,12 +87,11 @@ def part_gradients(
     own_count, out, penalty = max(1, int(batch.own.sum())), {}, []
     for label, rows in rows_of.items():
         gradients, clipped = [], 0
-        prompts, responses = [batch.prompt_ids[i] for i in rows], [batch.response_ids[i] for i in rows]
-        for micro in microbatches(prompts, responses, config.microbatch_tokens):
+        for micro in microbatches(*batch.tokens(rows), config.microbatch_tokens):
             with torch.enable_grad(), agent.awake("weights", "reference"):
                 # before its first update an agent is its own reference: a KL of zero
-                objective, _, hit, kl = _micro_objective(agent, batch, [rows[i] for i in micro], updates_made, config)
-                has_kl = kl is not None and len(kl) > 0
+                objective, _, hit, kl = objective_of(agent, batch, [rows[i] for i in micro], updates_made, config)
+                has_kl = kl is not None
                 gradients = [_sum([*gradients, _flat(agent, objective.sum() / len(batch), keep=has_kl)])]
                 if has_kl:
                     penalty = [_sum([*penalty, _flat(agent, -config.beta * kl.sum() / own_count)])]

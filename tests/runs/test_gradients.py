@@ -7,7 +7,7 @@ import torch
 
 import hacpo_kit as hk
 from hacpo_kit.runs.gradients import cosine, gradient_parts, part_gradients
-from hacpo_kit.updates import _micro_objective
+from hacpo_kit.updates import objective_of
 
 METHODS = ["hacpo", "naive", "gspo", "grpo", "no_clip"]
 
@@ -84,15 +84,15 @@ def test_gradient_is_that_of_finite_differences(tiny_agent, say, problems):
         torch.nn.utils.vector_to_parameters(at, weights)
         rows = [i for i, own in enumerate(batch.own.tolist()) if own == mine]
         with torch.no_grad():
-            value = c = _micro_objective(agents[0], batch, rows, 2, config)[0]
+            value = c = objective_of(agents[0], batch, rows, 2, config)[0]
         if not mine:  # c·sg[c]^α has the value c^(1+α); its gradient is that of the value over 1 + α
-            s = _micro_objective(agents[0], batch, rows, 2, config)[1].detach().clamp(0.1 + 0.04, 1.0)
+            s = objective_of(agents[0], batch, rows, 2, config)[1].detach().clamp(0.1 + 0.04, 1.0)
             value = c / s**config.alpha * frozen
         torch.nn.utils.vector_to_parameters(start, weights)
         return float(value.sum()) / len(batch)
 
     peer = [i for i, own in enumerate(batch.own.tolist()) if not own]
-    s0 = _micro_objective(agents[0], batch, peer, 2, config)[1].detach().clamp(0.14, 1.0)
+    s0 = objective_of(agents[0], batch, peer, 2, config)[1].detach().clamp(0.14, 1.0)
     frozen = s0**config.alpha  # the stopped factor keeps its value while the weights move
     assert 0 < parts[False].clipped < len(peer)  # rollouts on both sides of the clip
     for mine, part in parts.items():
@@ -165,7 +165,7 @@ def test_refusals(scored):
     agents, pool, capability = scored
     config = hk.Config()
     batch = hk.advantage(pool, agents[0], capability, config)
-    with pytest.raises(ValueError, match="view of 'qwen3-sums', not of 'llama-differences'"):
+    with pytest.raises(ValueError, match="of 'qwen3-sums', not of 'llama-differences'"):
         gradient_parts(agents[1], batch, config)
     with pytest.raises(ValueError, match="it takes 'source' or 'sign'"):
         gradient_parts(agents[0], batch, config, by="signs")
