@@ -223,14 +223,18 @@ def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt
     """
     with _readable_errors():
         from hacpo_kit.config import coerce
-        from hacpo_kit.export import verl as export
+        from hacpo_kit.export import sources, verl
 
         if folder is not None and pair is not None:
             raise ValueError("--run and --pair: give one of them")
+        options = {"gpus": gpus, "nodes": nodes, "max_prompt_tokens": max_prompt_tokens}
+        options["template"] = coerce("template", template, dict)
         values = dict(parameters)
-        given = export.of_run(folder, values) if folder is not None else export.of_parameters(values, pair)
-        more = {"gpus": gpus, "nodes": nodes, "max_prompt_tokens": max_prompt_tokens}
-        notes = export.export_verl(out=out, **given, **more, template=coerce("template", template, dict))
+        if folder is not None:
+            arguments = sources.from_run(folder, values, **options)
+        else:
+            arguments = sources.from_parameters(values, pair, **options)
+        notes = verl.export_verl(out=out, **arguments)
     click.echo(
         "".join(f"note      {note}\n" for note in notes) + f"launch    {out}/launch.sh\nmapping   {out}/mapping.md"
     )
