@@ -1,4 +1,4 @@
-"""④ update, its objective: importance ratio, clip band, loss (eqs. 11-14 and 47-53). Pure tensors in, tensors out."""
+"""④ update: importance ratio, clipping range, loss (eqs. 11-14 and 47-53). Pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from torch import Tensor
 
 from hacpo_kit.config import Config
 
-AT_ONCE = {"cpu": 2**19}  # logits that are computed with in float32 at a time, by kind of device; elsewhere 2**24
+# Logits that are converted to float32 at once, by kind of device: on a CPU they fit in a core's cache, a GPU is kept busy.
+LOGITS_AT_ONCE = {"cpu": 2**19}
+LOGITS_AT_ONCE_ELSEWHERE = 2**24
 
 
 class LossOutput(NamedTuple):
-    """What a loss function returns; `loss` is the negative mean of `objective`."""
+    """The result of a loss function; `loss` is the negative mean of `objective`."""
 
     loss: Float[Tensor, ""]
     objective: Float[Tensor, "rollout"]
     ratio: Float[Tensor, "rollout"]
-    clipped: Bool[Tensor, "rollout"]  # the clip is active: this rollout gives no gradient (token level: some token)
+    clipped: Bool[Tensor, "rollout"]  # clipping leaves this rollout (token level: at least one token) without gradient
 
 
 def token_logprobs(
     logits: Float[Tensor, "*position vocabulary"], ids: Int[Tensor, "*position"], *, temperature: float = 1.0
 ) -> Float[Tensor, "*position"]:
-    """Log-probability of each token under softmax(logits / T), in float32 or better (nats).
+    """Return the log-probability of each token under softmax(logits / T), in float32 or better (nats).
 
-    Differentiable, and without a float32 copy of all logits: some rows at a time, forward as well as backward.
+    Differentiable. Forward and backward convert a part of the logits to float32 at once, so that no full copy is needed.
 
     >>> token_logprobs(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([0.2500])
@@ -38,7 +40,7 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log π(y) = z_y / T − log Σ exp(z / T), and its gradient (1[y] − π) / T written in one pass."""
+    """log π(y) = z_y / T − log Σ exp(z / T), and its gradient (1[y] − π) / T."""
 
     @staticmethod
     def forward(ctx, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
@@ -70,8 +72,8 @@ def _scaled(logits: Tensor, wide: torch.dtype, temperature: float) -> Tensor:
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:
-    """Slices of rows: of a size that stays in a core's cache, on a GPU of one that keeps it busy."""
-    rows = max(1, AT_ONCE.get(logits.device.type, 2**24) // logits.shape[-1])
+    """Yield slices of rows that are converted at once."""
+    rows = max(1, LOGITS_AT_ONCE.get(logits.device.type, LOGITS_AT_ONCE_ELSEWHERE) // logits.shape[-1])
     for start in range(0, len(logits), rows):
         yield slice(start, start + rows)
 
@@ -81,9 +83,9 @@ def sequence_ratio(
     mask: Bool[Tensor, "rollout token"],
     source_mean_logp: Float[Tensor, "rollout"],
 ) -> Float[Tensor, "rollout"]:
-    """Length-normalised importance ratio of learner to source (eq. 11); each side counts its own tokens.
+    """Return the length-normalised importance ratio of learner to source (eq. 11); each side averages over its own tokens.
 
-    Raises ValueError if a rollout has no token or the shapes disagree.
+    Raises ValueError if a rollout has no tokens or the shapes disagree.
 
     >>> sequence_ratio(torch.tensor([[-0.2, -0.4, 9.9]]), torch.tensor([[True, True, False]]), torch.tensor([-0.3]))
     tensor([1.])
@@ -93,7 +95,7 @@ def sequence_ratio(
 
 
 def clip_band(updates_made: int, delta: float, delta_step: float) -> tuple[float, float]:
-    """Bounds of the importance ratio inside which a peer rollout still teaches (eqs. 13-14).
+    """Return the clipping range of peer importance ratios after `updates_made` updates in this step (eqs. 13-14).
 
     >>> clip_band(0, delta=0.2, delta_step=0.025), clip_band(8, delta=0.2, delta_step=0.025)
     ((0.8, 1.0), (1.0, 1.0))
@@ -103,15 +105,10 @@ def clip_band(updates_made: int, delta: float, delta_step: float) -> tuple[float
 
 
 def lower_bound(updates_made: int, config: Config) -> float:
-    """The smallest ratio with which a peer rollout still teaches, whatever the sign of its advantage.
-
-    With peer_update="own" it teaches below it too, if its advantage is positive.
-    """
-    return (
-        1 - config.eps_low
-        if config.peer_update == "own"
-        else clip_band(updates_made, config.delta, config.delta_step)[0]
-    )
+    """Return the smallest ratio with which a peer rollout contributes a gradient for both signs of its advantage."""
+    if config.peer_update == "own":
+        return 1 - config.eps_low
+    return clip_band(updates_made, config.delta, config.delta_step)[0]
 
 
 def hacpo_loss(
@@ -124,12 +121,12 @@ def hacpo_loss(
     updates_made: int,
     config: Config,
 ) -> LossOutput:
-    """Loss of one mini-batch of own and peer rollouts (eqs. 12-14 and 47-53).
+    """Return the loss of one mini-batch of own and peer rollouts (eqs. 12-14 and 47-53).
 
-    `weights` is ω(source, learner), 1 for own rollouts; `updates_made` counts the learner's updates inside this step.
-    On policy the loss value is about zero while its gradient is not: read the gradient norm, not the loss.
+    `weights` is ω(source, learner), 1 for own rollouts; `updates_made` counts the learner's updates in this step.
+    On policy the loss is close to zero although its gradient is not; the gradient norm shows progress, the loss does not.
 
-    Raises ValueError for shapes that disagree or a rollout without a token.
+    Raises ValueError if the shapes disagree or a rollout has no tokens.
     """
     advantages, weights = _rows(advantages, logp, "advantages"), _rows(weights, logp, "weights")
     own = _rows(own, logp, "own")
@@ -146,9 +143,9 @@ def sequence_objective(
     updates_made: int,
     config: Config,
 ) -> tuple[Float[Tensor, "rollout"], Bool[Tensor, "rollout"]]:
-    """Objective of each rollout, and whether its clip is active, from its importance ratio `s` (eqs. 12-14 and 47-53).
+    """Return the objective of each rollout and whether it is clipped, from its importance ratio s (eqs. 12-14, 47-53).
 
-    The other arguments are those of `hacpo_loss`.
+    The other parameters are those of `hacpo_loss`.
 
     >>> half = torch.tensor([0.5])
     >>> sequence_objective(half, torch.ones(1), torch.ones(1), torch.tensor([False]), 0, Config(alpha=1, delta=0.8))
@@ -158,10 +155,10 @@ def sequence_objective(
     low, high = 1 - config.eps_low, 1 + config.eps_high
     own_objective = torch.minimum(s * advantages, s.clamp(low, high) * advantages)
     own_clipped = ((s > high) & (advantages > 0)) | ((s < low) & (advantages < 0))
-    if config.peer_update == "own":  # naive sharing: every rollout is treated as if it were own
+    if config.peer_update == "own":  # naive sharing: peer rollouts are treated like own ones
         return own_objective * weights, own_clipped
 
-    # peer: c·sg[c]^α·ω(j,k)·A with c = clip(s, lower(m), 1): no min, so outside the band both signs of A stop
+    # peer: c·sg[c]^α·ω(j,k)·A with c = clip(s, lower(m), 1); without a min, clipping stops both signs of A
     lower, upper = clip_band(updates_made, config.delta, config.delta_step)
     c = s.clamp(lower, upper)
     peer_objective = c * c.detach() ** config.alpha * weights * advantages
@@ -176,11 +173,11 @@ def grpo_loss(
     advantages: Float[Tensor, "rollout"],
     config: Config,
 ) -> LossOutput:
-    """Token-level clipped loss of GRPO: mean over the tokens of a rollout, then over rollouts (own rollouts only).
+    """Return the token-level clipped loss of GRPO: mean over the tokens of a rollout, then over rollouts (own ones only).
 
-    `ratio` is the rollout's geometric mean of token ratios, `clipped` says that at least one of its tokens is clipped.
+    `ratio` is the geometric mean of a rollout's token ratios; `clipped` marks rollouts with at least one clipped token.
 
-    Raises ValueError for shapes that disagree or a rollout without a token.
+    Raises ValueError if the shapes disagree or a rollout has no tokens.
     """
     if old_logp.shape != logp.shape:
         raise ValueError(f"old_logp has shape {tuple(old_logp.shape)}, logp {tuple(logp.shape)}")
@@ -199,17 +196,17 @@ def kl_to_reference(
     reference_logp: Float[Tensor, "rollout token"],
     mask: Bool[Tensor, "rollout token"],
 ) -> Float[Tensor, "rollout"]:
-    """Mean over tokens of the low-variance estimate of KL(learner ‖ reference); never negative."""
+    """Return the low-variance estimate of KL(learner ‖ reference), averaged over tokens; it is never negative."""
     # e^d − d − 1 with d = log π_ref − log π_k
     d = torch.where(mask, reference_logp - logp, 0.0)
     return _token_mean(d.exp() - d - 1, mask)
 
 
 def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens of each rollout; what stands under padding, NaN included, neither counts nor gets gradient."""
+    """Return the masked mean of each rollout. Padding, including NaN, is ignored and receives no gradient."""
     if values.ndim != 2 or values.shape != mask.shape:
         raise ValueError(
-            f"need logp and mask of one shape [rollout, token], got {tuple(values.shape)}, {tuple(mask.shape)}"
+            f"logp and mask need the same shape [rollout, token], got {tuple(values.shape)} and {tuple(mask.shape)}"
         )
     lengths = mask.sum(-1)
     if (lengths == 0).any():
@@ -218,7 +215,7 @@ def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _rows(values: Tensor, logp: Tensor, name: str) -> Tensor:
-    """Refuses what would broadcast [rollout] against [rollout, token] without a word."""
+    """Return the values if they have one entry per rollout; other shapes would broadcast silently."""
     if values.shape != logp.shape[:1]:
-        raise ValueError(f"{name} has shape {tuple(values.shape)}, need one value a rollout: ({logp.shape[0]},)")
+        raise ValueError(f"{name} has shape {tuple(values.shape)}, need one value per rollout: ({logp.shape[0]},)")
     return values

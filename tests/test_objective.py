@@ -1,4 +1,4 @@
-"""The objective against golden values, finite differences, properties, and the faults other tools had."""
+"""The objective against golden values, finite differences and properties."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def close(actual, expected):
 
 @pytest.mark.parametrize("left", [False, True], ids=["padded right", "padded left"])
 @pytest.mark.parametrize("case", OBJECTIVE, ids=lambda c: c["name"])
-def test_golden_objective(case, left):
+def test_hacpo_loss_golden(case, left):
     i, e = case["inputs"], case["expect"]
     config = Config(alpha=i["alpha"], delta=i["delta"], delta_step=i["step"], eps_low=i["el"], eps_high=i["eh"])
     out, grad, mask = loss(i["logp"], i["src"], i["A"], i["w"], i["own"], i["m"], config, left=left)
@@ -56,12 +56,12 @@ def test_golden_objective(case, left):
     close(out.objective.detach(), e["objective"])
     close(out.loss.detach(), e["loss"])
     close(grad, padded(e["grad"], fill=0.0, left=left)[0].tolist())
-    assert (grad[~mask] == 0).all()  # NaN stands under the padding
+    assert (grad[~mask] == 0).all()  # the padding is NaN
     assert clip_band(i["m"], i["delta"], i["step"])[0] == pytest.approx(e["lower"], rel=1e-12)
 
 
 @pytest.mark.parametrize("case", GRPO, ids=range(len(GRPO)))
-def test_golden_grpo(case):
+def test_grpo_loss_golden(case):
     i, e = case["inputs"], case["expect"]
     logp, mask = padded(i["logp"])
     logp.requires_grad_()
@@ -73,7 +73,7 @@ def test_golden_grpo(case):
     close(logp.grad, padded(e["grad"], fill=0.0)[0].tolist())
 
 
-def test_gradient_is_that_of_finite_differences():
+def test_hacpo_loss_gradient_is_that_of_finite_differences():
     """With the weight sg[c]^α held fixed, since a stopped gradient is no derivative of the value."""
     case = next(c for c in OBJECTIVE if c["name"] == "m=2 alpha=1.0")["inputs"]
     config = Config(alpha=1.0, eps_low=case["el"], eps_high=case["eh"])
@@ -97,7 +97,7 @@ def test_gradient_is_that_of_finite_differences():
         assert (values[0] - values[1]) / 2e-6 == pytest.approx(grad[row, column].item(), abs=1e-8)
 
 
-def test_cross_gradient_counts_the_ratio_once():
+def test_hacpo_loss_counts_the_peer_ratio_once_in_the_gradient():
     out, grad, _ = loss([[0.0]], [-torch.log(t(0.9)).item()], [1.0], [1.0], [False])
     assert out.objective.item() == pytest.approx(0.81)
     assert -grad[0, 0].item() == pytest.approx(0.81)  # not 1.62: the weight is stopped
@@ -105,13 +105,13 @@ def test_cross_gradient_counts_the_ratio_once():
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("ratio", [1.3, 0.5])
-def test_outside_the_band_both_signs_stop(ratio, sign):
+def test_hacpo_loss_stops_both_signs_outside_the_clipping_range(ratio, sign):
     out, grad, _ = loss([[0.0]], [-torch.log(t(ratio)).item()], [sign], [1.0], [False])
     assert grad[0, 0] == 0 and out.clipped.item()
 
 
-def test_sequence_level_clip_is_not_token_level():
-    """Three log-ratios 3, −3, 0.6: their mean is inside nothing a token clip would give."""
+def test_hacpo_loss_clips_at_the_sequence_level():
+    """Three log-ratios 3, −3, 0.6: the clip of their mean differs from the mean of token clips."""
     config = Config(eps_low=0.2, eps_high=0.2)
     out, *_ = loss([[3.0, -3.0, 0.6]], [0.0], [1.0], [1.0], [True], config=config)
     assert out.loss.item() == pytest.approx(-1.2)
@@ -121,32 +121,32 @@ def test_sequence_level_clip_is_not_token_level():
     )
 
 
-def test_rollouts_of_different_length_count_once():
+def test_hacpo_loss_counts_rollouts_of_different_length_equally():
     out, grad, _ = loss([[-0.5] * 2, [-0.5] * 10], [-0.5, -0.5], [1.0, 1.0], [1.0, 1.0], [True, True])
     close(out.ratio, [1.0, 1.0])
     assert grad[0].sum().item() == pytest.approx(grad[1].sum().item())
 
 
-def test_long_rollout_with_noise_keeps_its_ratio_near_one():
+def test_sequence_ratio_of_a_long_rollout_with_noise_stays_near_one():
     noise = torch.randn(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.03
     logp = torch.full((300,), -1.0, dtype=torch.float64)
     ratio = sequence_ratio((logp + noise)[None], torch.ones(1, 300, dtype=torch.bool), t([-1.0]))
     assert ratio.item() == pytest.approx(1.0, abs=0.005)
 
 
-def test_on_policy_loss_is_zero_and_gradient_is_not():
+def test_hacpo_loss_is_zero_on_policy_and_its_gradient_is_not():
     out, grad, _ = loss([[-0.5], [-0.7]], [-0.5, -0.7], [1.0, -1.0], [1.0, 1.0], [True, True])
     assert out.loss.item() == pytest.approx(0.0, abs=1e-12)
     assert grad.abs().sum().item() == pytest.approx(1.0)
 
 
-def test_band_closes_at_the_eighth_update():
+def test_clip_band_closes_at_the_eighth_update():
     assert clip_band(0, 0.2, 0.025) == (0.8, 1.0)
     assert clip_band(8, 0.2, 0.025) == (1.0, 1.0)
     assert clip_band(80, 0.2, 0.025) == (1.0, 1.0)
 
 
-def test_naive_treats_peer_as_own():
+def test_hacpo_loss_of_naive_sharing_treats_peer_as_own():
     rows, source, a = [[0.0], [0.0]], [-0.01, -0.01], [1.0, 1.0]
     naive = Config.preset("naive")
     mixed = loss(rows, source, a, [1.0, 1.0], [True, False], config=naive)[0]
@@ -154,20 +154,20 @@ def test_naive_treats_peer_as_own():
     close(mixed.objective.detach(), own.objective.tolist())
 
 
-def test_shapes_that_would_broadcast_are_refused():
+def test_losses_refuse_shapes_that_would_broadcast():
     logp, mask = padded([[-0.1, -0.2], [-0.3, -0.1]])
     good = t([1.0, 1.0])
     with pytest.raises(ValueError, match="advantages has shape"):
         hacpo_loss(logp, mask, good, torch.ones_like(logp), good, torch.tensor([True, True]), 0, Config())
     with pytest.raises(ValueError, match="source_mean_logp has shape"):
         sequence_ratio(logp, mask, t([1.0]))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="same shape"):
         sequence_ratio(logp, mask[:, :1], good)
     with pytest.raises(ValueError, match=r"rollouts \[1\] have no tokens"):
         sequence_ratio(logp, mask & t([[1], [0]]).bool(), good)
 
 
-def test_kl_is_zero_for_equal_policies_and_never_negative():
+def test_kl_to_reference_is_zero_for_equal_policies():
     logp, mask = padded([[-0.5, -0.2], [-1.0]])
     close(kl_to_reference(logp, logp.clone(), mask), [0.0, 0.0])
     # e^d − d − 1 at d = 0.5, by hand
@@ -176,8 +176,8 @@ def test_kl_is_zero_for_equal_policies_and_never_negative():
 
 @given(s=st.floats(0.3, 1.5), a=st.floats(-3, 3), w=st.floats(0.1, 10), alpha=st.floats(0, 3), m=st.integers(0, 12))
 @settings(max_examples=200, deadline=None)
-def test_peer_gradient_formula(s, a, w, alpha, m):
-    """Inside the band d/d(log s) = s^(1+α)·ω·A, outside it 0."""
+def test_hacpo_loss_has_the_gradient_of_the_formula_for_peers(s, a, w, alpha, m):
+    """Inside the clipping range d/d(log s) = s^(1+α)·ω·A, outside it 0."""
     out, grad, _ = loss([[0.0]], [-torch.log(t(s)).item()], [a], [w], [False], m, Config(alpha=alpha))
     lower, upper = clip_band(m, 0.2, 0.025)
     inside = lower <= out.ratio.item() <= upper
@@ -186,7 +186,7 @@ def test_peer_gradient_formula(s, a, w, alpha, m):
 
 @given(st.lists(st.lists(st.floats(-5, 0), min_size=1, max_size=6), min_size=1, max_size=5), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
-def test_own_only_hacpo_is_gspo(rows, m):
+def test_hacpo_loss_without_peers_is_that_of_gspo(rows, m):
     count = len(rows)
     source = [sum(r) / len(r) + 1e-4 * (i - 1) for i, r in enumerate(rows)]
     a = [(-1.0) ** i * (1 + i) for i in range(count)]
@@ -199,9 +199,9 @@ def test_own_only_hacpo_is_gspo(rows, m):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("rows", [1, 3, 100])  # in one part, which a remainder follows
-def test_log_probs_of_tokens_and_their_gradient_are_those_of_the_definition(temperature, rows, monkeypatch):
-    monkeypatch.setattr(objective, "_parts", lambda z: [slice(k, k + rows) for k in range(0, len(z), rows)])
+@pytest.mark.parametrize("rows", [1, 3, 100])  # parts of a size that divides the rows or leaves a remainder
+def test_token_logprobs_and_their_gradient_are_those_of_the_definition(temperature, rows, monkeypatch):
+    monkeypatch.setitem(objective.LOGITS_AT_ONCE, "cpu", 11 * rows)
     torch.manual_seed(0)
     logits, ids = (10 * torch.randn(4, 5, 11, dtype=torch.float64)).requires_grad_(), torch.randint(0, 11, (4, 5))
     found = token_logprobs(logits, ids, temperature=temperature)
@@ -210,7 +210,7 @@ def test_log_probs_of_tokens_and_their_gradient_are_those_of_the_definition(temp
     assert torch.autograd.gradcheck(lambda z: token_logprobs(z, ids, temperature=temperature), (logits,))
 
 
-def test_log_probs_of_half_precision_logits_are_summed_in_float32_and_without_a_wide_copy():
+def test_token_logprobs_of_half_precision_logits_are_summed_in_float32_without_a_full_copy():
     torch.manual_seed(0)
     logits = torch.randn(64, 2**15).bfloat16().requires_grad_()
     ids, outer = torch.randint(0, 2**15, (64,)), torch.randn(64)

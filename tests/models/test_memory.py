@@ -207,7 +207,7 @@ LLAMA = LlamaConfig(
     ids=["qwen3-sums", "llama-differences", "llama-28M"],
 )
 def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows, monkeypatch, script):
-    monkeypatch.setitem(objective.AT_ONCE, "meta", objective.AT_ONCE["cpu"])  # estimates are for a GPU
+    monkeypatch.setitem(objective.LOGITS_AT_ONCE, "meta", objective.LOGITS_AT_ONCE["cpu"])  # estimates are for a GPU
     config = read_config(config) if isinstance(config, str) else config
     shape, settings, sizes = Shape(config, dtype, gradient_checkpointing=checkpointing), hk.Config(), (rows, 12, 12)
     expected = {
