@@ -15,7 +15,7 @@ import pandas as pd
 from hacpo_kit.common.files import read_json, write_text
 from hacpo_kit.config import Config
 from hacpo_kit.experiments import compare
-from hacpo_kit.records import METRICS
+from hacpo_kit.runs.metrics import METRICS
 from hacpo_kit.views import plots
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -62,7 +62,7 @@ class Pool:
     n: int  # rollouts per agent and problem
     temperature: float = 1.0
     updates: Mapping[str, int] = field(default_factory=dict)  # updates of each agent before it sampled
-    seconds: Mapping[str, float] = field(default_factory=dict)  # wall time of sampling and scoring, named as in METRICS
+    seconds: Mapping[str, float] = field(default_factory=dict)  # wall time: seconds_rollout, seconds_scoring
 
     def __repr__(self) -> str:
         agents = ", ".join(map(repr, self.agents))
@@ -137,7 +137,7 @@ class Pool:
         return frame.groupby(["problem", "source"], sort=False).agg(**columns).reset_index()
 
     def metrics(self, agent: str) -> dict[str, float]:
-        """Return statistics of one agent's rollouts; names as in `METRICS`."""
+        """Return statistics of one agent's rollouts; names as in `runs.metrics`."""
         rollouts = self.by_source[agent]
         rewards: dict[str, set[float]] = {}  # different ones of each problem
         answers: dict[str, set[str]] = {}
@@ -299,7 +299,7 @@ class StepStats:
         return pd.concat(frames, ignore_index=True)
 
     def metrics(self) -> dict[str, float]:
-        """Return statistics of the whole update; names as in `METRICS`."""
+        """Return statistics of the whole update; names as in `runs.metrics`."""
         out: dict[str, float] = {"updates": len(self.minibatches)}
         if mbs := self.minibatches:
             own, ratio, clipped, weights = (
@@ -328,53 +328,8 @@ class StepResult:
     capability: Mapping[str, float]  # an `advantages.Capability`
     batches: Mapping[str, Batch]
     stats: Mapping[str, StepStats]
-    metrics: dict[str, Any]  # names as in `METRICS`
+    metrics: dict[str, Any]  # names as in `runs.metrics`
     config: Config  # the settings of this step
 
     def __repr__(self) -> str:
         return f"StepResult({self.pool!r}, {list(self.stats.values())!r})"
-
-
-# Names in metrics.jsonl. A test checks that every metric in it is listed here, and the other way round.
-METRICS = {
-    "step": "number of the step, from 1",
-    "rollouts": "rollouts sampled for training so far, all agents together",
-    "tokens": "tokens sampled for training so far, all agents together",
-    "seconds": "wall time of the run so far, without interruptions (s)",
-    "seconds_rollout": "time of sampling (s)",
-    "seconds_scoring": "time to compute the sources' log-probabilities (s)",
-    "seconds_reward": "time of the verifier (s)",
-    "seconds_advantage": "time to build all learners' batches, including re-encoding (s)",
-    "seconds_update": "time of forward, backward and optimiser, all learners (s)",
-    "seconds_evaluation": "time of the evaluation after this step (s)",
-    "omega": "capability ratio in this step: omega[k][j] = ω(k, j) = P̂(k) / P̂(j)",
-    "reward": "mean reward of the agent's rollouts, without unscorable ones",
-    "capability": "P̂: mean of the agent's mean rewards over the window",
-    "length": "mean length of the agent's rollouts (tokens)",
-    "share_cut": "share of the agent's rollouts that were cut at the length limit",
-    "share_hazard": "share of the agent's rollouts that cannot be shared (lossy text or control tokens)",
-    "share_disputed": "share of the agent's rollouts whose verdict differs from a comparison of boxed answer and gold as texts",
-    "distinct_answers": "mean number of different boxed answers among the agent's rollouts for a problem",
-    "equal_reward_prompts": "share of problems whose rewards are all equal for the agent: alone they contribute no gradient",
-    "status_*": "share of the agent's rollouts with this verdict: correct, wrong, no_answer, timeout, error, unscorable",
-    "engine_gap_mean": "distance between engine and trainer log-probabilities, mean over tokens (nats; also _max); with vLLM",
-    "updates": "optimiser updates in this step",
-    "rollouts_used": "rollouts in the learner's mini-batches",
-    "loss": "mean loss of the mini-batches; close to zero on policy although its gradient is not",
-    "grad_norm": "mean gradient norm before clipping to max_grad_norm",
-    "lr": "learning rate of the last update",
-    "kl": "KL to the initial policy on own rollouts (nats per token); only with beta > 0",
-    "own_ratio_mean": "importance ratio s of own rollouts: mean (also _min, _max)",
-    "peer_ratio_mean": "importance ratio s of peer rollouts: mean (also _min, _max)",
-    "clip_own_low": "share of own rollouts clipped at a ratio below 1 (also _high); grpo: with a clipped token",
-    "clip_peer_low": "share of peer rollouts below the clipping range (also clip_peer_high)",
-    "peer_weight": "mean ω(source, learner) over the peer rollouts in use",
-    "bytes_moved": "bytes moved between device and host since the last update, both ways; only with offload",
-    "seconds_moving": "time of these moves (s); only with offload",
-    "solved_prompts": "share of problems without gradient because all the learner's own rollouts solved them (exclude_solved)",
-    "excluded_*": "rollouts excluded for this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
-    "avg@k": "evaluation: mean reward over k responses to each test problem (k written as its number)",
-    "best@k": "evaluation: unbiased probability that at least one of k responses is correct (k written as its number)",
-    "avg@k/*": "the same on a further test set, by its name; before training and at the end of the run",
-    "best@k/*": "the same on a further test set, by its name; before training and at the end of the run",
-}

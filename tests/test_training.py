@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hacpo_kit as hk
 from hacpo_kit.common.files import Lines, read_lines
 from hacpo_kit.models.offload import Offload
-from hacpo_kit.records import METRICS
 from hacpo_kit.runs.checkpoints import checkpoints, restore_newest
+from hacpo_kit.runs.metrics import METRICS
 
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 OPTIONS = {"eval_every": 2, "save_every": 2, "progress": "off"}
