@@ -41,7 +41,7 @@ from hacpo_kit.common.files import write_json
 from hacpo_kit.models.memory import estimate
 from hacpo_kit.records import Batch, Pool
 from hacpo_kit.rollouts import Sampling, sample_pool, score
-from hacpo_kit.runs.checkpoints import versions
+from hacpo_kit.runs.record import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hacpo_kit.runs.checkpoints import versions
+from hacpo_kit.runs.record import versions
 
 PARTS = ("rollout", "scoring", "reward", "advantage", "update")  # of a step; its metrics call them seconds_…
 

@@ -21,7 +21,7 @@ from engines import GROUP, speed
 import hacpo_kit as hk
 from hacpo_kit.common.files import write_json
 from hacpo_kit.models.agents import align
-from hacpo_kit.runs.checkpoints import versions
+from hacpo_kit.runs.record import versions
 from hacpo_kit.updates import minibatches
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -193,7 +193,7 @@ def evaluate(
             told = re.sub(r"[^\w.=+-]+", "+", f"eval-{'+'.join(names)}")[:80]
             out = f"reports/runs/{told}-{mark}"
         load = {"dtype": dtype, "device": device, "engine": engine}
-        board = evaluate_sets(agents, names, out, **how, batch_size=batch, seed=seed, **load)
+        board = evaluate_sets(agents, names, out, **how, batch_size=batch, seed=seed, loading=load)
     click.echo(f"\n{board.to_markdown()}\n{out}: eval.json, eval.md, eval.csv, answers/")
 
 
@@ -266,7 +266,7 @@ def doctor(agents, settings, pair, device_memory, out, as_json, **options) -> No
     with _readable_errors():
         given = dict(settings)
         config = Config.preset(given.pop("method", "hacpo"), pair=pair, **settings_from_text(given))
-        from hacpo_kit.models.doctor import examine, told
+        from hacpo_kit.runs.doctor import examine, told
 
         memory = {} if device_memory is None else {"device_memory": int(device_memory * 2**30)}
         report = examine(agents, config, folder=out, **memory, **options)

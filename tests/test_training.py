@@ -111,8 +111,8 @@ def test_every_metric_is_in_the_glossary_and_the_reverse(undisturbed, fresh_agen
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("run.json", "{", r"run\.json is no JSON"),
-        ("run.json", '{"steps": 6}', r"run\.json lacks reward_function, agents, .*another version"),
+        ("run.json", "{", r"run\.json is not JSON"),
+        ("run.json", '{"steps": 6}', r"run\.json has no reward_function, agents, .*another version"),
         ("config.json", '{"version": 2, "epsilon": 0.2}', r"config\.json: unknown setting 'epsilon'"),
         ("config.json", '{"version": 0}', r"config\.json: .*version 0"),
     ],
@@ -279,7 +279,7 @@ def test_a_folder_with_another_run_is_refused(undisturbed, tmp_path):
     folder = undisturbed.folder
     with pytest.raises(ValueError, match=r"other settings \(alpha: 1\.0 → 2\.0\)"):
         hk.train(agents(), problems("train", 50), CONFIG.replace(alpha=2), 6, test=problems("test", 6), out=folder)
-    with pytest.raises(ValueError, match="problems: contents differ"):
+    with pytest.raises(ValueError, match="problems: "):
         hk.train(agents(), problems("train", 51), CONFIG, 6, test=problems("test", 6), out=folder)
     with pytest.raises(ValueError, match=r"agents: \['qwen3-sums', 'llama-differences'\]"):
         hk.train(agents()[:1], problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder)
@@ -310,7 +310,7 @@ def test_a_run_whose_agent_got_another_chat_template_is_refused(undisturbed, tmp
 def test_a_run_with_another_reward_or_prompt_format_is_refused(undisturbed):
     folder = undisturbed.folder
     data = {"test": problems("test", 6), "out": folder}
-    with pytest.raises(ValueError, match=r"reward_function: boxed_math → .*generous"):
+    with pytest.raises(ValueError, match=r"reward_function: 'boxed_math' → 'generous'"):
         hk.train(agents(), problems("train", 50), CONFIG, 6, reward_function=generous, **data)
     other = agents()
     other[0].template["enable_thinking"] = False
@@ -323,7 +323,7 @@ def test_other_versions_are_said(tmp_path):
     record = json.loads((tmp_path / "run.json").read_text())
     record["versions"]["torch"] = "1.0"
     (tmp_path / "run.json").write_text(json.dumps(record))
-    with pytest.warns(UserWarning, match=r"begun with other torch 1\.0 → "):
+    with pytest.warns(UserWarning, match=r"started with other torch: '1\.0' → "):
         hk.train(agents(), problems("train", 20), CONFIG, 2, out=tmp_path, progress="off")
 
 
@@ -376,13 +376,13 @@ def test_agents_from_memory_have_to_be_given_again(tmp_path):
     loaded = agents()[0]
     mine = hk.Agent(loaded.model, loaded.tokenizer, name="mine")
     hk.train(mine, problems("train", 20), CONFIG, 1, out=tmp_path / "run", progress="off")
-    with pytest.raises(ValueError, match=r"'mine'.* give agents="):
+    with pytest.raises(ValueError, match=r"'mine'.* pass agents="):
         hk.resume(tmp_path / "run", steps=2)
     assert hk.resume(tmp_path / "run", steps=2, agents=[mine], progress="off").state.step == 2
 
 
 def test_a_test_set_without_a_usable_gold_leaves_the_accuracy_out(tmp_path):
-    """NaN is no JSON: it used to end the run."""
+    """NaN is not JSON: it used to end the run."""
     test = hk.load_problems([{"prompt": "1+1=", "gold": "1/0"}])
     run = hk.train(agents(), problems("train", 20), CONFIG, 1, test=test, out=tmp_path / "run", progress="off")
     assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 2
@@ -406,9 +406,9 @@ def test_trained_agents_do_not_start_a_new_run(undisturbed, tmp_path):
 def test_what_the_folder_cannot_name_has_to_be_given_again(tmp_path):
     drawn = hk.load_problems([{"prompt": f"{i}+{i}=", "gold": str(2 * i)} for i in range(10, 30)])
     hk.train(agents(), drawn, CONFIG, 1, out=tmp_path / "own", reward_function=generous, progress="off")
-    with pytest.raises(ValueError, match="give reward_function="):
+    with pytest.raises(ValueError, match="pass reward_function="):
         hk.resume(tmp_path / "own", steps=2)
-    with pytest.raises(ValueError, match="give problems="):
+    with pytest.raises(ValueError, match="pass problems="):
         hk.resume(tmp_path / "own", steps=2, reward_function=generous)
     run = hk.resume(tmp_path / "own", steps=2, reward_function=generous, problems=drawn, progress="off")
     assert run.state.step == 2 and run.history[-1]["agents"]["qwen3-sums"]["reward"] == 1.0
@@ -416,7 +416,7 @@ def test_what_the_folder_cannot_name_has_to_be_given_again(tmp_path):
 
 def test_progress_lines_and_unknown_modes(capsys, monkeypatch):
     monkeypatch.delenv("HACPO_KIT_PROGRESS", raising=False)
-    monkeypatch.setattr("hacpo_kit.training.unattended", lambda: True)  # as under papermill
+    monkeypatch.setattr("hacpo_kit.common.console.unattended", lambda: True)  # as under papermill
     for mode in ("lines", "auto"):
         hk.train(agents(), problems("train", 20), CONFIG, 2, progress=mode)
         out, bars = capsys.readouterr()
@@ -474,7 +474,7 @@ def test_names_instead_of_agents_say_what_to_do():
 def test_memory_settings_may_change_on_resume_with_a_warning(tmp_path):
     hk.train(agents(), problems("train", 20), CONFIG, 1, out=tmp_path / "run", progress="off")
     smaller = CONFIG.replace(microbatch_tokens=512)
-    with pytest.warns(UserWarning, match="microbatch_tokens 16384 → 512"):
+    with pytest.warns(UserWarning, match="microbatch_tokens: 16384 → 512"):
         run = hk.train(agents(), problems("train", 20), smaller, 2, out=tmp_path / "run", progress="off")
     assert run.state.step == 2
 
@@ -502,7 +502,7 @@ def test_together_they_learn_faster_than_alone():
 def test_save_never_deletes_what_is_no_checkpoint(fresh_agent, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
-    with pytest.raises(ValueError, match="not empty and no checkpoint"):
+    with pytest.raises(ValueError, match="not empty and not a checkpoint"):
         hk.save(tmp_path / "mine", [fresh_agent("qwen3-sums")], hk.State())
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
 
@@ -519,9 +519,7 @@ def test_a_second_process_on_one_run_is_refused(tmp_path):
     process = start(folder)
     wait_for(lambda: len(read_lines(folder / "metrics.jsonl")) > 1, process)
     process.send_signal(signal.SIGSTOP)  # at work however slow this process is
-    with pytest.raises(
-        ValueError, match=rf"another process is at work on run .* \(process {process.pid} on \S+, since 20"
-    ):
+    with pytest.raises(ValueError, match=r"another process is working on run .*run"):
         hk.train(agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, **OPTIONS)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -556,7 +554,7 @@ def test_a_finished_run_without_checkpoints_is_refused_and_keeps_its_record(undi
     shutil.copytree(undisturbed.folder, folder)
     shutil.rmtree(folder / "checkpoints")
     before = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"}
-    with pytest.raises(ValueError, match="all its 6 steps on record and no checkpoint"):
+    with pytest.raises(ValueError, match="all its 6 steps and has no checkpoint"):
         hk.resume(folder, steps=8, progress="off")
     assert {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"} == before
 
@@ -567,7 +565,7 @@ def test_a_stopped_run_without_checkpoints_begins_anew_and_says_so(undisturbed, 
     shutil.rmtree(folder / "checkpoints")
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:4]))
-    with pytest.warns(UserWarning, match="no checkpoint: its 3 recorded steps are made again"):
+    with pytest.warns(UserWarning, match="no checkpoint: .*its 3 steps are repeated"):
         again = hk.resume(folder, progress="off")
     assert same(weights(again.agents), weights(undisturbed.agents))
 
@@ -603,7 +601,7 @@ def test_when_no_checkpoint_can_be_read_nothing_starts_over(undisturbed, tmp_pat
     before = (folder / "metrics.jsonl").read_bytes()
     with (
         pytest.warns(UserWarning, match="cannot be read"),
-        pytest.raises(ValueError, match=r"no checkpoint of .* can be read"),
+        pytest.raises(ValueError, match=r"cannot be read"),
     ):
         hk.resume(folder, progress="off")
     assert (folder / "metrics.jsonl").read_bytes() == before
@@ -786,7 +784,7 @@ def test_a_damaged_line_is_named(changed, tmp_path, name):
     shutil.copytree(changed.folder, tmp_path / "run")
     lines = (tmp_path / "run" / name).read_text().splitlines(keepends=True)
     (tmp_path / "run" / name).write_text("".join([lines[0], "no JSON\n", *lines[1:]]))
-    with pytest.raises(ValueError, match=rf"line 2 of .*{name} is no JSON"):
+    with pytest.raises(ValueError, match=rf"line 2 of .*{name} is not JSON"):
         hk.resume(tmp_path / "run", steps=7, progress="off")
 
 
@@ -796,7 +794,7 @@ def test_a_line_that_is_no_step_is_named(changed, tmp_path, name, line):
     shutil.copytree(changed.folder, tmp_path / "run")
     with (tmp_path / "run" / name).open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(ValueError, match=rf"{name} (is no JSON object|has a line without a whole number)"):
+    with pytest.raises(ValueError, match=rf"{name} (is not a JSON object|has a line without a whole number)"):
         hk.resume(tmp_path / "run", steps=7, progress="off")
 
 

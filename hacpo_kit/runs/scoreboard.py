@@ -1,9 +1,8 @@
-"""Many agents on many test sets, in batches; stopped at any moment, it goes on where it stopped.
+"""Evaluation of many agents on many test sets, in batches; the same call resumes a stopped evaluation.
 
     agents × sets  →  answers/<agent>/<set>.jsonl, batch by batch  →  eval.json, eval.md, eval.csv
 
-Each batch draws from a stream of its own, so what was done before it does not matter: the end is the same with and
-without a stop, and the same as that of `evaluate` with this batch size.
+Each batch has a seed of its own, so the result is the same with and without a stop, and equals `evaluate` with this batch size.
 """
 
 from __future__ import annotations
@@ -21,57 +20,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
-from hacpo_kit.common.files import append_lines, locked, read_lines, write_json, write_text
+from hacpo_kit.common.files import append_lines, locked, read_json, read_lines, write_json, write_text
 from hacpo_kit.models.agents import Agent, built_in_sets, each, load_agent
 from hacpo_kit.rewards import boxed_math, score
-from hacpo_kit.rollouts import Sampling, check_request, sample_batches
-from hacpo_kit.runs.checkpoints import versions
-from hacpo_kit.runs.evaluation import how_often, summary
-from hacpo_kit.tasks.arithmetic import ARITHMETIC_SETS
-from hacpo_kit.tasks.benchmarks import ANSWER_TOKENS, BENCHMARKS
-from hacpo_kit.tasks.loading import load_problems
+from hacpo_kit.rollouts import check_request, sample_batches
+from hacpo_kit.runs.evaluation import summary
+from hacpo_kit.runs.record import differences, listed, versions
+from hacpo_kit.runs.testsets import EvaluationSet, file_name, open_sets
 from hacpo_kit.tasks.problems import Problems
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class AskedSet:
-    """Problems, and how they are asked and scored."""
-
-    name: str
-    problems: Problems
-    k: int
-    samples: int
-    temperature: float
-    max_new_tokens: int
-
-    @property
-    def metric(self) -> str:
-        """The number that stands in the table."""
-        return f"best@{self.k}" if self.k > 1 else f"avg@{self.samples}"
-
-    def described(self) -> dict[str, Any]:
-        """What must be the same again for its answers to be used again."""
-        asked = {key: getattr(self, key) for key in ("k", "samples", "temperature", "max_new_tokens")}
-        return {"problems": len(self.problems), "fingerprint": self.problems.fingerprint(), **asked}
-
-
 @dataclass(frozen=True, repr=False)
 class Scoreboard:
-    """The results: scores[agent][set] as `evaluate` gives them, and the metric of each set that the table shows."""
+    """The scores: scores[agent][set] as from `evaluate`, and the metric of each set that the table shows."""
 
     scores: Mapping[str, Mapping[str, Mapping[str, float]]]
     metrics: Mapping[str, str]
-    remarks: tuple[str, ...]
+    remarks: Sequence[str]
     folder: Path
 
     def __repr__(self) -> str:
         return f"Scoreboard({len(self.scores)} agents, sets {', '.join(self.metrics)}, in {str(self.folder)!r})"
 
     def to_frame(self) -> pd.DataFrame:
-        """One row an agent, one column a set with its metric, and their mean (NaN if one set has no score)."""
+        """Return one row per agent, one column per set, and their mean (NaN if a set has no score)."""
         import pandas as pd
 
         rows = {
@@ -84,25 +59,19 @@ class Scoreboard:
         return frame
 
     def to_markdown(self) -> str:
-        """The same as a Markdown table, with the remarks below."""
-        frame = self.to_frame()
-        rows = [[agent, *(f"{v:.3f}" if v == v else "–" for v in row)] for agent, row in frame.iterrows()]
-        head = ["agent", *frame.columns]
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        lines = [
-            "| " + " | ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(cells)) + " |"
-            for cells in (list(zip(row, widths, strict=True)) for row in (head, *rows))
-        ]
-        rule = "|" + "|".join("-" * (w + 2 - (i > 0)) + ":" * (i > 0) for i, w in enumerate(widths)) + "|"
-        return "\n".join([lines[0], rule, *lines[1:], *(f"\n{remark}" for remark in self.remarks)]) + "\n"
+        """Return the table as Markdown, followed by the remarks."""
+        frame = self.to_frame().astype(object)
+        table = frame.where(frame.notna(), None).to_markdown(floatfmt=".3f", missingval="–")
+        return "\n\n".join([table, *self.remarks]) + "\n"
 
     def write(self) -> None:
-        """eval.json (every count), eval.md and eval.csv (the table) in the folder."""
-        plain = {
+        """Write eval.json (all counts), eval.md and eval.csv (the table) to the folder."""
+        scores = {
             agent: {n: {m: None if v != v else v for m, v in values.items()} for n, values in sets.items()}
             for agent, sets in self.scores.items()
         }
-        write_json(self.folder / "eval.json", {"metrics": self.metrics, "scores": plain, "remarks": list(self.remarks)})
+        content = {"metrics": self.metrics, "scores": scores, "remarks": list(self.remarks)}
+        write_json(self.folder / "eval.json", content)
         write_text(self.folder / "eval.md", self.to_markdown())
         write_text(self.folder / "eval.csv", self.to_frame().to_csv())
 
@@ -112,43 +81,38 @@ def evaluate_sets(
     sets: Sequence[str] | Mapping[str, Problems],
     out: str | Path,
     *,
-    k: int | None = None,
-    samples: int | None = None,
-    temperature: float | None = None,
-    max_new_tokens: int | None = None,
     limit: int | None = None,
-    batch_size: int = 128,
-    seed: int = 0,
     reward_function: Callable = boxed_math,
     progress: bool = True,
-    **load: Any,
+    loading: Mapping[str, Any] | None = None,
+    **sampling: Any,
 ) -> Scoreboard:
-    """Every agent on every set, with all answers in `out`; the same call goes on where a stopped one ended.
+    """Evaluate every agent on every set; `out` keeps all answers, and the same call resumes a stopped evaluation.
 
-    Agents: built-in names and sets, folders, hub ids, any of them as "name=…", or Agents. Sets: names (arithmetic sets,
-    benchmarks), files, hub ids, "gsm8k=file" for a file in a benchmark's form, or problems by name. Without k and samples
-    each set has its own metric: avg@1 (greedy), AIME 2025 best@30. `max_new_tokens` is by default 32 for the arithmetic
-    sets and 4096 for others; `limit` keeps the first problems of each set; `load` goes to `load_agent`.
+    Agents: built-in agents and sets, folders, hub ids (each also as "name=…"), or loaded agents. Sets: arithmetic sets,
+    benchmarks, files, hub ids, "gsm8k=file" for a file in a benchmark's form, or problems by name. `limit` keeps the first
+    problems of each set, `loading` has options of `load_agent`. `sampling` is that of `evaluate` and k, with a batch size
+    of 128. By default each set has its own metric: avg@1 (greedy), AIME 2025 best@30. `max_new_tokens` is by default 32
+    for the arithmetic sets and 4096 for others.
 
-    Raises ValueError for what cannot be asked, and if `out` holds answers under other settings.
+    Raises ValueError for invalid settings, and if `out` holds answers with other settings.
     """
-    opened = open_sets(sets, limit, k, samples, temperature, max_new_tokens)
+    opened, folder = open_sets(sets, limit, **sampling), Path(out)
     sources = list(_sources(agents))
-    folder, scores = Path(out), {}
+    scores: dict[str, dict[str, dict[str, float]]] = {}
     with locked(folder / ".lock", what=f"evaluation {folder}"):
-        common = {"seed": seed, "batch_size": batch_size, "reward_function": reward_function.__qualname__}
-        _agree(folder, "settings", {"all": common} | {f"set {s.name}": s.described() for s in opened})
-        total = len(sources) * sum(len(s.problems) * s.samples for s in opened)
-        with tqdm(total=total, unit="answer", disable=None if progress else True) as bar:
-            for agent in _loaded(sources, load):
-                _agree(folder, "agents", {agent.name: _identity(agent)})
+        function = {"reward_function": reward_function.__qualname__}
+        _check_settings(folder, {f"set {s.name}": {**s.settings(), **function} for s in opened})
+        total = len(sources) * sum(len(s.problems) * s.sampling.n for s in opened)
+        with tqdm(total=total, unit="rollout", disable=None if progress else True) as bar:
+            for agent in _loaded(sources, loading or {}):
+                _check_settings(folder, {f"agent {agent.name}": each([agent], _identity)[0]})
                 scores[agent.name] = {}
-                for asked in opened:
-                    bar.set_description(f"{agent.name} on {asked.name}")
-                    values = _answer(agent, asked, folder, batch_size, seed, reward_function, bar)
-                    scores[agent.name][asked.name] = values
+                for test in opened:
+                    bar.set_description(f"{agent.name} on {test.name}")
+                    values = scores[agent.name][test.name] = _evaluate(agent, test, folder, reward_function, bar)
                     if bar.disable and progress:
-                        print(f"{agent.name} on {asked.name}: {asked.metric} {values[asked.metric]:.3f}", flush=True)
+                        print(f"{agent.name} on {test.name}: {test.metric} {values[test.metric]:.3f}", flush=True)
                 del agent  # one model in memory at a time
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
@@ -157,89 +121,49 @@ def evaluate_sets(
     return board
 
 
-# ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def open_sets(sets, limit=None, k=None, samples=None, temperature=None, max_new_tokens=None) -> list[AskedSet]:
-    """The sets with all settings filled in; raises ValueError, before any model is loaded, for what cannot be asked."""
-    named = list(sets.items()) if isinstance(sets, Mapping) else [(None, text) for text in sets]
-    opened = []
-    for given, source in named:
-        name, problems = _open_set(source, limit) if given is None else (given, source)
-        problems = problems if isinstance(problems, Problems) else load_problems(list(problems))
-        usual = BENCHMARKS.get(name)
-        wanted = samples if samples is not None else k if k is not None else usual.samples if usual else 1
-        best = k if k is not None else min(usual.k, wanted) if usual else 1
-        count, heat = how_often(best, wanted, temperature)
-        usual_room = 32 if problems.name in ARITHMETIC_SETS else ANSWER_TOKENS
-        room = usual_room if max_new_tokens is None else max_new_tokens
-        opened.append(AskedSet(name, problems, best, count, heat, room))
-    names = [s.name for s in opened]
-    if len(set(map(_file_name, names))) < len(names) or not names:
-        raise ValueError(
-            f"need test sets with different names, got {', '.join(names) or 'none'}; NAME=FILE renames one"
-        )
-    return opened
-
-
-def _open_set(text: str, limit: int | None) -> tuple[str, Problems]:
-    name, mark, source = (text, "", "") if Path(text).exists() else text.partition("=")
-    if mark and name in BENCHMARKS:
-        return name, load_problems(source, benchmark=name, limit=limit)
-    if mark:
-        return name, load_problems(source, limit=limit)
-    if text in ARITHMETIC_SETS:
-        return text, load_problems(text, split="test", size=limit)
-    return (text if text in BENCHMARKS else Path(text).stem), load_problems(text, limit=limit)
-
-
 def _sources(agents: Sequence[str | Agent]) -> Iterator[tuple[str | None, str | Agent]]:
-    """Name (None: the agent's own) and source of every agent, built-in sets taken apart."""
-    for given in [agents] if isinstance(agents, str | Agent) else agents:
-        if isinstance(given, Agent):
-            yield given.name, given
-        elif given in (sets := built_in_sets()):
-            yield from ((None, name) for name in sets[given]["agents"])
-        elif (match := re.fullmatch(r"([\w.+-]+)=(.+)", given)) and not Path(given).exists():
+    """Yield name (None: the agent's own) and source of every agent; a built-in set yields its members."""
+    for source in [agents] if isinstance(agents, str | Agent) else agents:
+        if isinstance(source, Agent):
+            yield source.name, source
+        elif source in (sets := built_in_sets()):
+            yield from ((None, name) for name in sets[source]["agents"])
+        elif (match := re.fullmatch(r"([\w.+-]+)=(.+)", source)) and not Path(source).exists():
             yield match[1], match[2]
         else:
-            yield None, given
+            yield None, source
 
 
-def _loaded(sources: Sequence[tuple[str | None, str | Agent]], load: Mapping[str, Any]) -> Iterator[Agent]:
-    """One agent after the other, so that only one has to fit into memory."""
-    taken: set[str] = set()
+def _loaded(sources: Sequence[tuple[str | None, str | Agent]], loading: Mapping[str, Any]) -> Iterator[Agent]:
+    """Yield one loaded agent after the other, so that only one has to fit in memory."""
+    names: set[str] = set()
     for name, source in sources:
         if isinstance(source, Agent):
             agent = source
         else:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*lose updates smaller.*")  # nobody trains here
-                agent = load_agent(source, name=name, **load)
-        if _file_name(agent.name) in taken:
-            raise ValueError(f"two agents are called {agent.name!r}; name one with NAME={source}")
-        taken.add(_file_name(agent.name))
+                warnings.filterwarnings("ignore", message=".*lose updates smaller.*")  # an evaluation does not train
+                agent = load_agent(source, name=name, **loading)
+        if file_name(agent.name) in names:
+            raise ValueError(f"two agents have the name {agent.name!r}; rename one with NAME={source}")
+        names.add(file_name(agent.name))
         yield agent
         if not isinstance(source, Agent) and hasattr(agent.engine, "close"):
             agent.engine.close()
-        del agent  # before the next is loaded
+        del agent  # before the next one is loaded
 
 
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _answer(
-    agent: Agent, asked: AskedSet, folder: Path, size: int, seed: int, reward_function, bar
+def _evaluate(
+    agent: Agent, test: EvaluationSet, folder: Path, reward_function: Callable, bar: tqdm
 ) -> dict[str, float]:
-    """Scores of one agent on one set; what an earlier call has finished is read and not asked again."""
-    path = folder / "answers" / _file_name(agent.name) / f"{_file_name(asked.name)}.jsonl"
+    """Return the scores of one agent on one set; batches that an earlier call finished are read from the folder."""
+    path = folder / "answers" / file_name(agent.name) / f"{file_name(test.name)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    sampling = Sampling(asked.samples, asked.temperature, asked.max_new_tokens, ("evaluation", seed), size)
-    check_request([agent], asked.problems, sampling)
-    gold = {p.id: p.gold for p in asked.problems}
-    rows, done = finished_batches(path, len(gold) * asked.samples, size)
+    check_request([agent], test.problems, test.sampling)
+    gold = {p.id: p.gold for p in test.problems}
+    rows, done = finished_batches(path, len(gold) * test.sampling.n, test.sampling.batch_size)
     bar.update(len(rows))
-    for number, batch in enumerate(sample_batches(agent, asked.problems, sampling, skip=done), start=done):
+    for number, batch in enumerate(sample_batches(agent, test.problems, test.sampling, skip=done), start=done):
         verdicts = score([(r.text, gold[r.problem]) for r in batch], fn=reward_function)
         lines = [
             {"batch": number, "problem": r.problem, "sample": r.sample, "text": r.text, "gold": gold[r.problem],
@@ -249,75 +173,58 @@ def _answer(
         append_lines(path, lines)
         rows += lines
         bar.update(len(lines))
-    return summary([SimpleNamespace(**row) for row in rows], asked.k, asked.samples)
+    return summary([SimpleNamespace(**row) for row in rows], test.k, test.sampling.n)
 
 
 def finished_batches(path: Path, total: int, size: int) -> tuple[list[dict[str, Any]], int]:
-    """The rows of all whole batches, and how many these are; what a stop has cut is taken out of the file."""
-    rows, whole = read_lines(path), 0
+    """Return the rows of all complete batches and the number of these batches; removes other rows from the file."""
     groups: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in read_lines(path):
         groups.setdefault(row["batch"], []).append(row)
-    while whole * size < total and len(groups.get(whole, ())) == min(size, total - whole * size):
-        whole += 1
-    kept = [row for number in range(whole) for row in groups[number]]
+    done = 0
+    while done * size < total and len(groups.get(done, ())) == min(size, total - done * size):
+        done += 1
+    rows = [row for number in range(done) for row in groups[number]]
     if path.exists():
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
-    return kept, whole
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return rows, done
 
 
-def _remarks(scores: Mapping[str, Mapping[str, Mapping[str, float]]], sets: Sequence[AskedSet]) -> tuple[str, ...]:
-    """What a reader of the table has to know."""
+def _remarks(scores: Mapping[str, Mapping[str, Mapping[str, float]]], sets: Sequence[EvaluationSet]) -> list[str]:
+    """Return the sentences below the table: notes on the sets, cut answers, unscorable answers."""
     out = [f"{s.name}: {note}" for s in sets for note in s.problems.notes]
-    limits = {s.name: s.max_new_tokens for s in sets}
     for agent, values in scores.items():
-        for name, v in values.items():
+        for test in sets:
+            v = values[test.name]
+            count = f"of {v['answers']} answers"
             if v["cut"]:
-                out.append(f"{agent} on {name}: {v['cut']} of {v['answers']} answers were cut at {limits[name]} tokens")
+                limit = test.sampling.max_new_tokens
+                out.append(f"{agent} on {test.name}: {v['cut']} {count} were cut at {limit} tokens")
             if v["unscorable"]:
-                out.append(f"{agent} on {name}: {v['unscorable']} of {v['answers']} answers cannot be scored")
-    return tuple(out)
+                out.append(f"{agent} on {test.name}: {v['unscorable']} {count} could not be scored and are excluded")
+    return out
 
 
-# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _agree(folder: Path, part: str, now: Mapping[str, Any]) -> None:
-    """Adds to settings.json; raises ValueError for what stands there otherwise. New agents and sets may be added."""
+def _check_settings(folder: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add settings of sets or agents to settings.json; raises ValueError if they differ from the stored ones."""
     path = folder / "settings.json"
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"versions": versions()}
+    settings = {f"{part}, {name}": value for part, values in parts.items() for name, value in values.items()}
+    stored = read_json(path) if path.exists() else {"versions": versions(), "settings": {}}
     if stored["versions"] != versions():
-        warnings.warn(f"{folder} was begun with other versions of its packages, see settings.json", stacklevel=3)
-    before = stored.setdefault(part, {})
-    changed = [
-        f"{name}, {key}: {before[name].get(key)!r} → {value!r}"
-        for name, values in now.items()
-        for key, value in values.items()
-        if name in before and before[name].get(key) != value
-    ]
-    if changed:
-        raise ValueError(
-            f"{folder} holds answers under other settings ({'; '.join(changed)}); choose another folder for these"
-        )
-    if not now.items() <= before.items():
-        stored[part] = {**before, **now}
-        write_json(path, stored)
+        warnings.warn(f"{folder} was started with other package versions, see {path}", stacklevel=3)
+    if changed := differences(stored["settings"], settings):
+        raise ValueError(f"{folder} holds answers with other settings ({listed(changed)}); choose another folder")
+    if not settings.items() <= stored["settings"].items():
+        write_json(path, {**stored, "settings": stored["settings"] | settings})
 
 
 def _identity(agent: Agent) -> dict[str, Any]:
-    return each([agent], _marks)[0]
-
-
-def _marks(agent: Agent) -> dict[str, Any]:
-    mark = hashlib.sha256()
-    for name, p in agent.model.named_parameters():  # a little of each: training moves them all
-        mark.update(name.encode() + p.detach().reshape(-1)[:64].float().cpu().numpy().tobytes())
+    """Return what identifies an agent's policy; runs where the agent's model is."""
+    digest = hashlib.sha256()
+    for name, p in agent.model.named_parameters():  # a part of each tensor, since training changes all of them
+        digest.update(name.encode() + p.detach().reshape(-1)[:64].float().cpu().numpy().tobytes())
     return {
-        "weights": mark.hexdigest()[:16], "dtype": str(agent.dtype).removeprefix("torch."),
+        "weights": digest.hexdigest()[:16], "dtype": str(agent.dtype).removeprefix("torch."),
         "device": agent.device.type, "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
-        **({"engine": engine} if (engine := agent.loading.get("engine", "transformers")) != "transformers" else {}),
+        "engine": agent.loading.get("engine", "transformers"),
     }  # fmt: skip
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.+=#-]+", "+", name)

@@ -15,7 +15,7 @@ from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent
 from hacpo_kit.records import Pool, StepStats
 from hacpo_kit.runs.experience import Experience, recorded_steps
-from hacpo_kit.training import Run
+from hacpo_kit.runs.run import Run
 from hacpo_kit.views.explorer_controls import Controls, changes_text, config_of, control_values
 from hacpo_kit.views.explorer_figure import Panels
 from hacpo_kit.views.figure import Figure

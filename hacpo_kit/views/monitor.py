@@ -18,9 +18,11 @@ import pandas as pd
 from hacpo_kit.common.files import read_steps
 from hacpo_kit.config import Config, did_you_mean
 from hacpo_kit.models.agents import Agent, as_list
+from hacpo_kit.records import StepResult
 from hacpo_kit.runs import changes as recorded
 from hacpo_kit.runs.checkpoints import checkpoints
-from hacpo_kit.training import Run, StepResult, history_frame, train
+from hacpo_kit.runs.run import Run, history_frame
+from hacpo_kit.training import train
 from hacpo_kit.views.figure import Figure, panel_axes, panels
 from hacpo_kit.views.live import Live
 from hacpo_kit.views.markup import escaped, literal

@@ -15,7 +15,7 @@ from hacpo_kit.views.markup import escaped
 from hacpo_kit.views.rollout_view import problem_names
 
 if TYPE_CHECKING:
-    from hacpo_kit.training import StepResult
+    from hacpo_kit.records import StepResult
     from hacpo_kit.views.monitor import Monitor
 
 # setting → least, greatest and step of its input; others of Config can be changed with monitor.change(...)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hacpo_kit.records import Rollout
-from hacpo_kit.training import StepResult
+from hacpo_kit.records import Rollout, StepResult
 from hacpo_kit.views.markup import escaped
 from hacpo_kit.views.style import COLORS, GREY
 

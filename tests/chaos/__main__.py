@@ -23,7 +23,7 @@ from chaos_others import OTHERS
 from chaos_runs import trials
 
 from hacpo_kit.common.files import write_json
-from hacpo_kit.runs.checkpoints import versions
+from hacpo_kit.runs.record import versions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -22,21 +22,22 @@ import torch
 import hacpo_kit as hk
 from hacpo_kit import rollouts, training
 from hacpo_kit.common.files import Lines, read_lines
-from hacpo_kit.runs.checkpoints import _read_state, checkpoints
+from hacpo_kit.runs import folder as run_folder
+from hacpo_kit.runs.checkpoints import checkpoints, read_state, step_of
 from hacpo_kit.runs.experience import path_of, recorded_steps
 
 STEPS, EVERY = 6, 2
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 # what a run is at work on: a name for the report, and the function that does it
 PHASES = {
-    "checkpoint": (training, "save_checkpoint"),
+    "checkpoint": (run_folder, "save_checkpoint"),
     "update": (training, "update"),
     "rollout": (rollouts, "sample"),
     "evaluation": (training, "evaluate"),
     "scoring": (rollouts, "_score_new"),
     "reward": (training, "reward"),
     "lines": (Lines, "add"),
-    "experience": (training, "_record_experience"),
+    "experience": (run_folder, "record_experience"),
 }
 NAMES = list(PHASES)
 OTHER = "between"  # loading, advantages, callbacks, all that is no phase
@@ -73,14 +74,14 @@ class Board:
         """From now on every phase of a run in this process is noted here."""
         for index, (where, name) in enumerate(PHASES.values()):
             setattr(where, name, self._noting(index, getattr(where, name)))
-        save = training.save_checkpoint
+        save = run_folder.save_checkpoint
 
         def and_note_step(run, agents, state):
             out = save(run, agents, state)
             self.saved = state.step
             return out
 
-        training.save_checkpoint = and_note_step
+        run_folder.save_checkpoint = and_note_step
 
     def _noting(self, index: int, function):
         @functools.wraps(function)
@@ -168,7 +169,7 @@ def half_written(folder: Path) -> list[str]:
             faults.append(f"{path.relative_to(folder)}: {fault}")
     for checkpoint in checkpoints(folder):
         try:
-            _read_state(checkpoint)
+            read_state(checkpoint)
         except OSError as fault:
             faults.append(str(fault))
     return faults
@@ -177,7 +178,7 @@ def half_written(folder: Path) -> list[str]:
 def last_saved(folder: Path) -> int:
     """The step of the newest checkpoint; −1 without one."""
     found = checkpoints(folder)
-    return int(found[-1].name.removeprefix("step-")) if found else -1
+    return step_of(found[-1]) if found else -1
 
 
 def after_the_kill(folder: Path, board: Board) -> list[str]:
@@ -214,14 +215,10 @@ def differences(folder: Path, whole: Path, *, same_process: bool = True) -> list
     here, there = (checkpoints(run)[-1:] for run in (folder, whole))
     if [c.name for c in here] != [c.name for c in there]:
         return [*faults, f"the last checkpoint is {here}, not {there}"]
-    one, two = (_read_state(run[0]) for run in (here, there))
+    one, two = (read_state(run[0]) for run in (here, there))
     loose = ("seconds", "sha256") if same_process else ("seconds", "sha256", "random")
     faults += [f"{key} in state.json differs" for key in one if key not in (*loose, "files") and one[key] != two[key]]
-    models = [
-        name
-        for name in two["files"]
-        if same_process or (name.endswith(".safetensors") and name != "random.safetensors")
-    ]
+    models = [name for name in two["files"] if same_process or name.endswith(".safetensors")]
     faults += [f"{name} differs" for name in models if one["files"].get(name) != two["files"][name]]
     return faults
 

@@ -195,7 +195,8 @@ def test_weights_are_copied_when_they_have_changed_and_only_then(agent, stand_in
 
 
 def test_weights_are_copied_after_a_restore(agent, stand_in, tmp_path):
-    from hacpo_kit.runs.checkpoints import State, restore, save
+    from hacpo_kit.runs.checkpoints import restore, save
+    from hacpo_kit.runs.run import State
 
     save(tmp_path / "checkpoint", [agent], State())
     with torch.no_grad():

@@ -16,7 +16,7 @@ from hacpo_kit.cli import main
 from hacpo_kit.models import memory, offload
 from hacpo_kit.models.agents import read_config
 from hacpo_kit.models.memory import Shape, estimate
-from hacpo_kit.runs.checkpoints import State
+from hacpo_kit.runs.run import State
 
 CONFIG = hk.Config.preset("gspo", n=4, minibatch=8, prompts_per_step=4, max_new_tokens=16, lr=1e-3, warmup=0)
 

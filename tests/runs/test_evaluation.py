@@ -135,7 +135,7 @@ def test_batches_and_order_are_kept_for_several_agents(pair, problems):
     [
         ({"k": 0}, "need 1 ≤ k ≤ samples"),
         ({"k": 4, "samples": 2}, "k=4, samples=2"),
-        ({"k": 4, "temperature": 0}, "4 greedy answers to one problem are all the same"),
+        ({"k": 4, "temperature": 0}, "samples=4: greedy"),
         ({"temperature": -0.5}, "temperature=-0.5"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),

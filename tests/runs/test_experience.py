@@ -145,7 +145,10 @@ def test_another_file_is_refused_by_name(tmp_path, bad, experience_of):
         import pyarrow.parquet as pq
 
         table = pq.read_table(experience_of([1.0], [True]).save(path))
-        about = {**json.loads(table.schema.metadata[b"hacpo_kit"]), **({"version": 99} if bad == "version" else {})}
+        about = {
+            **json.loads(table.schema.metadata[b"hacpo_kit"]),
+            **({"config": {"version": 1}} if bad == "version" else {}),
+        }
         table = table.drop_columns(["ratio"]) if bad == "columns" else table
         pq.write_table(table.replace_schema_metadata({"hacpo_kit": json.dumps(about)}), path)
     with pytest.raises(ValueError, match=r"step-000001\.parquet"):
@@ -192,7 +195,7 @@ def test_a_file_about_something_else_is_refused_by_name(tmp_path, about, experie
     if isinstance(about, dict):
         about = json.dumps({**json.loads(table.schema.metadata[b"hacpo_kit"]), **about})
     pq.write_table(table.replace_schema_metadata({"hacpo_kit": about}), path)
-    with pytest.raises(ValueError, match=r"step-000001\.parquet is no recorded experience"):
+    with pytest.raises(ValueError, match=r"step-000001\.parquet is not readable as experience"):
         Experience.load(path)
 
 
@@ -215,7 +218,7 @@ def test_a_full_disk_is_said_with_the_name_and_leaves_nothing(tmp_path, experien
 def test_what_was_not_recorded_is_named(tmp_path, runs):
     with pytest.raises(FileNotFoundError, match="record_every=1"):
         Experience.of_run(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"step 9 .* there are the steps 1-4"):
+    with pytest.raises(FileNotFoundError, match=r"step 9 .*recorded steps: "):
         Experience.of_run(runs["hacpo"].folder, 9)
     with pytest.raises(FileNotFoundError):
         Experience.load(tmp_path / "nothing.parquet")

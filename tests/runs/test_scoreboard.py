@@ -93,14 +93,14 @@ def test_other_settings_are_refused_and_more_agents_and_sets_are_not(two, tiny_a
     for sets, options, message in (
         (SETS, {"max_new_tokens": 7}, "set easy, max_new_tokens: 6 → 7"),
         (SETS, {"samples": 2}, "set easy, samples: 1 → 2"),
-        (SETS, {"batch_size": 5}, "all, batch_size: 4 → 5"),
-        (SETS, {"seed": 1}, "all, seed: 0 → 1"),
-        (SETS, {"reward_function": lambda *_: 1.0}, "all, reward_function"),
+        (SETS, {"batch_size": 5}, "set easy, batch_size: 4 → 5"),
+        (SETS, {"seed": 1}, "set easy, seed: 0 → 1"),
+        (SETS, {"reward_function": lambda *_: 1.0}, "set easy, reward_function"),
         ({"easy": SETS["easy"][:4]}, {}, "set easy, problems: 5 → 4"),
     ):
         with pytest.raises(ValueError, match=f"other settings.*{message}.*another folder"):
             hk.evaluate_sets(two[:1], sets, tmp_path, **{**HOW, **options})
-    with pytest.raises(ValueError, match="a, weights: "):
+    with pytest.raises(ValueError, match="agent a, weights: "):
         hk.evaluate_sets([tiny_agent(name="a", seed=5)], SETS, tmp_path, **HOW)
     board = hk.evaluate_sets(two, SETS, tmp_path, **HOW)
     assert list(board.scores) == ["a", "b"] and list(board.metrics) == ["easy", "hard"]
@@ -113,9 +113,9 @@ def test_the_table_says_what_its_reader_has_to_know(two, tmp_path, say):
     board = hk.evaluate_sets(two[:1], {"own": own}, tmp_path, batch_size=3, max_new_tokens=12, progress=False)
     assert board.scores["a"]["own"]["avg@1"] == 0.5
     text = board.to_markdown()
-    assert "| a     |     0.500 |" in text and "average" not in text
+    assert "|       0.500 |" in text and "average" not in text
     assert "a on own: 1 of 3 answers were cut at 12 tokens" in text
-    assert "a on own: 1 of 3 answers cannot be scored" in text
+    assert "a on own: 1 of 3 answers could not be scored" in text
     assert "own: 1 of 3 problems have no reference answer" in text
 
 
@@ -134,7 +134,7 @@ def test_every_set_has_its_own_metric(tmp_path):
 
     def asked(*args, **options):
         return [
-            (s.name, len(s.problems), s.metric, s.samples, s.temperature, s.max_new_tokens)
+            (s.name, len(s.problems), s.metric, s.sampling.n, s.sampling.temperature, s.sampling.max_new_tokens)
             for s in open_sets(*args, **options)
         ]
 
@@ -148,7 +148,7 @@ def test_every_set_has_its_own_metric(tmp_path):
     for sets, options, message in (
         (["sums", "sums"], {}, "different names"),
         ([], {}, "different names"),
-        (["sums"], {"k": 4, "temperature": 0.0}, "all the same"),
+        (["sums"], {"k": 4, "temperature": 0.0}, "greedy samples"),
         (["sums"], {"limit": 10**6}, r"1 to \d+ problems"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -160,7 +160,7 @@ def test_the_command(tmp_path):
                "--out", str(tmp_path / "out")]  # fmt: skip
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
-    assert "| agent " in done.output and "| again " in done.output and "| average |" in done.output
+    assert "| agent " in done.output and "| again " in done.output and " average |" in done.output
     scores = json.loads((tmp_path / "out" / "eval.json").read_text())["scores"]
     assert (
         list(scores) == ["qwen3-sums", "llama-differences", "again"] and scores["again"] == scores["llama-differences"]
@@ -168,7 +168,7 @@ def test_the_command(tmp_path):
     for change, message in (
         (["--seed", "1"], "seed: 0 → 1"),
         (["--on", "none.jsonl"], "no file none.jsonl"),
-        (["llama-differences"], "two agents are called 'llama-differences'; name one with NAME="),
+        (["llama-differences"], "two agents have the name 'llama-differences'; rename one with NAME="),
     ):
         failed = CliRunner().invoke(main, [*command, *change])
         assert failed.exit_code == 2 and message in failed.output, failed.output

@@ -315,7 +315,7 @@ def test_a_folder_of_another_run_is_refused_in_place(undisturbed):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"seed": 1}, ValueError, "cannot change within it"),
+        ({"seed": 1}, ValueError, "cannot change during"),
         ({"delta": 2}, ValueError, "between 0 and 1"),
         ({"temperature": 0}, ValueError, "above 0"),
         ({"detla": 0.5}, TypeError, "did you mean 'delta'"),

@@ -16,7 +16,8 @@ import torch
 
 from hacpo_kit.config import Config
 from hacpo_kit.models.memory import Estimate, estimate, gib
-from hacpo_kit.runs.checkpoints import KEEP, versions
+from hacpo_kit.runs.checkpoints import KEEP
+from hacpo_kit.runs.record import versions
 
 EXTRAS = {"vllm": "vllm", "ray": "ray", "lora": "peft"}  # extra → its module
 
