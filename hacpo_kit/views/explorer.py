@@ -19,8 +19,7 @@ from hacpo_kit.runs.run import Run
 from hacpo_kit.views.explorer_controls import Controls, changes_text, config_of, control_values
 from hacpo_kit.views.explorer_figure import Panels
 from hacpo_kit.views.figure import Figure
-from hacpo_kit.views.live import Live
-from hacpo_kit.views.livefigure import LiveFigure
+from hacpo_kit.views.live import Live, LiveFigure
 from hacpo_kit.views.markup import escaped, plain
 from hacpo_kit.views.style import GREY
 from hacpo_kit.views.tables import Table
@@ -160,8 +159,8 @@ class Explorer(Live):
     def build(self) -> w.Box:
         """Return the widget: controls, summary, figure and table."""
         figure = self.figure().update_layout(showlegend=False, margin_t=70, height=600)
-        self._plot = LiveFigure(figure).add_class("hk-explorer-plot")
-        self._plot.sent = self.panels.changing(self.now), self.panels.layout(self.now, self.title)
+        self._plot = LiveFigure(figure, self.panels.traces(self.now), self.panels.layout(self.now, self.title))
+        self._plot.add_class("hk-explorer-plot")
         self._controls = Controls(
             self.steps,
             on_move=lambda values: self._from_page(self._set, values),
@@ -181,7 +180,7 @@ class Explorer(Live):
 
     def _draw(self) -> None:
         if "widget" in vars(self):
-            self._plot.send(self.panels.changing(self.now), self.panels.layout(self.now, self.title))
+            self._plot.send(self.panels.traces(self.now), self.panels.layout(self.now, self.title))
             self._write()
 
     def _write(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hacpo_kit.objective import lower_bound
-from hacpo_kit.views.figure import AXIS, Figure
+from hacpo_kit.views.figure import Figure, panel_axes, panels
 from hacpo_kit.views.markup import plain
 from hacpo_kit.views.style import COLORS, GREY
 from hacpo_kit.views.whatif import Replay, WhatIf
@@ -18,7 +18,7 @@ LARGEST_RATIO = 2.0  # larger ratios are counted in the last bar
 FADED = 0.35  # opacity
 TITLES = (
     "Importance ratio (faded: clipped)", "Weight by importance ratio", "Advantage",
-    "Gradient contribution (faded: A < 0)", "Clipped: no gradient (dotted: recorded)", "Mean reward, window of P̂",
+    "Gradient contribution (faded: A < 0)", "Clipped (dotted: recorded)", "Mean reward, window of P̂",
 )  # fmt: skip
 AXIS_TITLES = (
     ("", "rollouts"), ("", "weight (peer: s¹⁺ᵅ·ω)"), ("", "rollouts"),
@@ -71,37 +71,23 @@ class Panels:
 
     def figure(self, now: WhatIf, title: str) -> Figure:
         """Return all panels for these settings."""
-        from plotly.subplots import make_subplots
-
-        fig = make_subplots(
-            2, 3, figure=Figure(), subplot_titles=TITLES, horizontal_spacing=0.075, vertical_spacing=0.17
-        )
-        fig.update_layout(template="none").add_traces(self.traces(now))
+        fig = panels(title, "", "", TITLES, height=274, columns=3).add_traces(self.traces(now))
         above = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0.945, "yref": "container", "yanchor": "top"}
         fig.update_layout(
-            paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": GREY, "size": 12}, height=640,
-            margin={"l": 60, "r": 15, "t": 112, "b": 48, "autoexpand": False}, barmode="stack", bargap=0.05,
-            title={"x": 0.01, "y": 0.985, "yanchor": "top", "font": {"size": 15}}, autosize=True,
-            legend={**above, "bgcolor": "rgba(0,0,0,0)", "font": {"size": 11}},
-            meta={"panels": list(TITLES), "columns": 3}, dragmode=False, hoverlabel={"align": "left"},
+            barmode="stack", bargap=0.05, autosize=True, dragmode=False, hoverlabel_align="left", legend=above,
+            margin={"l": 60, "r": 15, "t": 112, "b": 48, "autoexpand": False}, title={"y": 0.985, "yanchor": "top"},
             shapes=[{**RANGE, "xref": f"x{i}", "yref": f"y{i} domain"} for i in ("", "", 6)],
+            yaxis4_range=[0, 100], yaxis5_range=[-0.03, 1.03], xaxis5_dtick=1 if now.minibatch.max() < 12 else None,
         )  # fmt: skip
         # drawing the axes takes a third of a move: few ticks, no measuring of their labels, no dragging
-        axes = {**AXIS, "nticks": 5, "ticklabeloverflow": "allow", "fixedrange": True}
-        fig.update_xaxes(**axes, title={"font": {"size": 11}, "standoff": 6})
-        fig.update_yaxes(**axes, title={"font": {"size": 11}, "standoff": 6})
-        fig.update_annotations(font={"color": GREY, "size": 13})
+        axes = {"nticks": 5, "ticklabeloverflow": "allow", "automargin": False, "fixedrange": True}
+        axes["title"] = {"font": {"size": 11}, "standoff": 6}
+        fig.update_xaxes(**axes).update_yaxes(**axes)
         for i, (x, y) in enumerate(AXIS_TITLES, start=1):
             fig.layout[f"xaxis{i}"].title.text, fig.layout[f"yaxis{i}"].title.text = x, y
-        few = now.minibatch.max() < 12
-        fig.update_layout(yaxis4_range=[0, 100], yaxis5_range=[-0.03, 1.03], xaxis5_dtick=1 if few else None)
         for path, value in self.layout(now, title).items():
             fig.layout[path] = value
         return fig
-
-    def changing(self, now: WhatIf) -> list[dict[str, Any]]:
-        """Return the properties of every trace that differ between settings, steps and learners."""
-        return [{key: t[key] for key in CHANGING if key in t} for t in self.traces(now)]
 
     def legend(self) -> str:
         """Return the legend as HTML, because plotly would draw its own again at every move."""
@@ -121,7 +107,7 @@ class Panels:
 
     def _bars(self, panel: int, agent: int, x: Any, y: Any, *, faded: bool = False, **settings: Any) -> dict[str, Any]:
         return {
-            "type": "bar", "x": x, "y": y, **_axes(panel), "name": self.labels[agent],
+            "type": "bar", "x": x, "y": y, **panel_axes(panel), "name": self.labels[agent],
             "marker": {"color": self.colors[agent], "line": {"width": 0}}, "opacity": FADED if faded else 1.0,
             "showlegend": False, **settings,
         }  # fmt: skip
@@ -133,7 +119,7 @@ class Panels:
             counts = np.bincount(self.bars[chosen], minlength=BINS)
             hover = f"s ≈ %{{x:.3f}}: %{{y}} {state}<extra></extra>"
             shown = {"width": np.diff(self.edges)[0], "hovertemplate": hover, "showlegend": not clipped}
-            traces.append(self._bars(1, agent, _centers(self.edges), counts, faded=bool(clipped), **shown))
+            traces.append(self._bars(0, agent, _centers(self.edges), counts, faded=bool(clipped), **shown))
         return traces
 
     def _weights(self, now: WhatIf, agent: int) -> list[dict[str, Any]]:
@@ -143,7 +129,7 @@ class Panels:
             weight = np.abs(now.coefficient[rows] / now.advantage[rows])  # not defined for A = 0
         return [{
             "type": "scatter", "mode": "markers", "x": now.ratio[rows], "y": weight, "customdata": self.tooltips[shown],
-            **_axes(2), "name": self.labels[agent], "showlegend": False,
+            **panel_axes(1), "name": self.labels[agent], "showlegend": False,
             "marker": {"color": self.colors[agent], "size": 5}, "opacity": 0.6,
             "hovertemplate": "s = %{x:.3f}, weight %{y:.3f}<br>%{customdata}<extra></extra>",
         }]  # fmt: skip
@@ -152,7 +138,7 @@ class Panels:
         edges = self._advantage_edges(now)
         a = now.advantage[(self.agent_index == agent) & (now.advantage != 0)]
         shown = {"width": edges[1] - edges[0], "hovertemplate": "A ≈ %{x:.2f}: %{y}<extra></extra>"}
-        return [self._bars(3, agent, _centers(edges), np.histogram(a, edges)[0], **shown)]
+        return [self._bars(2, agent, _centers(edges), np.histogram(a, edges)[0], **shown)]
 
     def _advantage_edges(self, now: WhatIf) -> np.ndarray:
         # the axis stays the same while the settings move, unless an advantage leaves it
@@ -163,7 +149,7 @@ class Panels:
         shares = [100 * s.reindex(self.agents, fill_value=0.0).to_numpy() for s in (self.recorded_shares, now.shares())]
         return [
             self._bars(
-                4, i, ["recorded", "now"], np.array([share[i, sign] for share in shares]), faded=bool(sign), width=0.6,
+                3, i, ["recorded", "now"], np.array([share[i, sign] for share in shares]), faded=bool(sign), width=0.6,
                 hovertemplate=f"{label}, A {('>', '&lt;')[sign]} 0: %{{y:.1f}} %<extra></extra>",
             )
             for i, label in enumerate(self.labels) for sign in (0, 1)
@@ -173,7 +159,7 @@ class Panels:
         name = self.agents[agent]
         past = self.replay.experience.capability.history.get(name, (None,) * len(self.steps))
         mean = np.full(2, now.capability.get(name, np.nan))
-        color, shown = self.colors[agent], {"type": "scatter", **_axes(6), "showlegend": False}
+        color, shown = self.colors[agent], {"type": "scatter", **panel_axes(5), "showlegend": False}
         return [
             {**shown, "x": self.steps, "y": np.array(past, float), "mode": "lines+markers", "name": self.labels[agent],
              "line": {"color": color}, "hovertemplate": "step %{x}: mean reward %{y:.3f}<extra></extra>"},
@@ -188,7 +174,7 @@ class Panels:
         return [
             {
                 "type": "scatter", "mode": "lines+markers" if solid else "lines", "x": fractions.index.to_numpy(),
-                "y": fractions[kind].to_numpy(), **_axes(5), "name": f"clipped: {CLIPPED_LABELS[kind]}",
+                "y": fractions[kind].to_numpy(), **panel_axes(4), "name": f"clipped: {CLIPPED_LABELS[kind]}",
                 "showlegend": solid and bool(fractions[kind].notna().any()), "legendgroup": kind,
                 "line": {"color": color, "dash": "solid" if solid else "dot"},
                 "hovertemplate": f"m = %{{x}}: %{{y:.1%}} {kind}{'' if solid else ', recorded'}<extra></extra>",
@@ -218,10 +204,6 @@ class Panels:
             "xaxis3.title.text": f"A ({zero:,} rollouts with A = 0 not shown)" if zero else "A",
             "xaxis3.range": [edges[0], edges[-1]],
         }  # fmt: skip
-
-
-def _axes(panel: int) -> dict[str, str]:
-    return {"xaxis": f"x{panel}", "yaxis": f"y{panel}"} if panel > 1 else {"xaxis": "x", "yaxis": "y"}
 
 
 def _centers(edges: np.ndarray) -> np.ndarray:

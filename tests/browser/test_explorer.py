@@ -81,7 +81,7 @@ def test_every_slider_moves_numbers_and_curves_with_one_picture(page, tmp_path):
     said = page.locator(".hk-explorer-summary").inner_text()
     jupyter.run_cell(page, "print(view.values['alpha'], view._summary.value.count('recorded'))")
     assert float(jupyter.last_output(page).split()[0]) == float(jupyter.readout(page, "hk-alpha"))
-    assert re.search(r"peer share of the gradient: \d+ % \(recorded \d+ %\)", said)
+    assert re.search(r"peer share of the gradient: \d+% \(recorded \d+%\)", said)
     jupyter.theme(page, "dark")
     page.screenshot(path=tmp_path / "dark.png")
     jupyter.theme(page, "light")

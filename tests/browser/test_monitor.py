@@ -64,7 +64,7 @@ def test_start_pause_change_resume_and_stop(open_cells, lab):
     page.locator(".hacpo-set-delta input").fill("0.5")
     page.locator(".hacpo-set-delta input").press("Enter")
     page.locator(".hacpo-apply").click()
-    lab_.wait_text(page, "hacpo-changes", "waits for the next step: delta 0.2 → 0.5")
+    lab_.wait_text(page, "hacpo-changes", "pending: delta 0.2 → 0.5")
     # when the picture for the saved notebook changes, the widget that somebody is using is not made anew
     before = changed_png(page, lab, "training", before)
     assert page.evaluate("document.querySelector('.hacpo-monitor').seen") is True
