@@ -1,4 +1,4 @@
-"""HACPO, step by step: prompts go in, every agent answers, a verifier pays, each learner weighs everybody's answers.
+"""HACPO, step by step: all agents sample rollouts for the same prompts, a verifier scores them, each agent learns from all.
 
 ① rollout  →  ② reward  →  ③ advantage  →  ④ update
 """
@@ -7,8 +7,8 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-# A name is imported when it is first used: torch takes seconds, and not every process needs it.
-_HOME = {
+# A name is imported when it is first used, because importing torch takes seconds.
+_NAMES = {
     "advantages": "Capability advantage",
     "config": "Config",
     "experiments.sweeps": "sweep",
@@ -27,7 +27,7 @@ _HOME = {
     "training": "resume step train",
     "updates": "update",
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = {
     "compare": "experiments.compare",
     "experiments": "experiments",
