@@ -37,14 +37,18 @@ def learning_curves(
     count = rows.groupby(list(by))["run"].nunique().max()
     label = LABELS.get(metric, metric)
     note = f" (95 % interval over {count} runs each)" if count > 1 else ""
-    fig = figure(title or f"{label.capitalize()}{note}", LABELS.get(x, x), label)
-    colors, dashes = (list(rows[column].unique()) for column in (by[0], by[-1]))
-    for names, group in rows.groupby(list(by), sort=False):
-        # the agents of a run are averaged first, because only runs are independent
-        curve = interval(group.groupby([x, "run"])[metric].mean(), x)
-        dash = list(DASHES)[dashes.index(names[-1]) % len(DASHES)]
-        add_curve(fig, curve, " · ".join(map(str, names)), COLORS[colors.index(names[0]) % len(COLORS)], dash)
-    return fig
+    # the agents of a run are averaged first, because only runs are independent
+    groups = rows.astype({x: float}).groupby(list(by), sort=False)
+    curves = {names: interval(group.groupby([x, "run"])[metric].mean(), x) for names, group in groups}
+    first, last = (list(rows[column].unique()) for column in (by[0], by[-1]))
+    return lines(
+        pd.concat({" · ".join(map(str, names)): curve for names, curve in curves.items()}, axis=1).sort_index(),
+        title=title or f"{label.capitalize()}{note}",
+        x=LABELS.get(x, x),
+        y=label,
+        colors=[first.index(names[0]) for names in curves],
+        dashes=[list(DASHES)[last.index(names[-1]) % len(DASHES)] for names in curves],
+    )
 
 
 def lines(

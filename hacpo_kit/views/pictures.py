@@ -215,7 +215,7 @@ def _draw_scatter(ax: Any, trace: Any) -> None:
         ax.plot(
             trace.x, trace.y, color=trace.line.color, linestyle=DASHES[trace.line.dash or "solid"], markersize=3.5,
             linewidth=0.8 * (trace.line.width or 2), marker="o" if "markers" in trace.mode else None,
-            drawstyle="steps-post" if trace.line.shape == "hv" else "default", label=_legend_name(trace),
+            label=_legend_name(trace),
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import combinations, cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hacpo_kit.models.memory import usable
 from hacpo_kit.objective import clip_band
 from hacpo_kit.records import Batch, StepStats
 from hacpo_kit.views.curves import forest, learning_curves, lines, method_curves
-from hacpo_kit.views.figure import DOTTED, Figure, add_curve, figure, mark_integers, panel_axes, panels
+from hacpo_kit.views.figure import DOTTED, Figure, figure, mark_integers, panel_axes, panels
 from hacpo_kit.views.markup import escaped, plain
 from hacpo_kit.views.stages import stages
 from hacpo_kit.views.style import COLORS, GREY
@@ -39,16 +39,15 @@ MINIBATCH = "mini-batch m (optimiser updates already made)"
 
 def capability_ratios(capability: Capability) -> Figure:
     """Plot the capability ratio ω of every pair of agents against the step (eq. 9); above 1, the first agent is more capable."""
-    names = list(capability)
-    steps = max(map(len, capability.history.values()), default=0)
-    past = {step: capability.at(step) for step in range(1, steps + 1)}
-    fig = figure("Capability ratio ω of each pair of agents", "step", "ω (first ÷ second agent)")
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-    for color, (a, b) in zip(cycle(COLORS), pairs, strict=False):
-        # a gap where an agent has no scorable rollout in the window
-        ratios = {step: c.ratio(a, b) if a in c and b in c else np.nan for step, c in past.items()}
-        add_curve(fig, pd.Series(ratios).to_frame("mean"), f"ω({a}, {b})", color)
-    return fig.add_hline(1.0, line=DOTTED)
+    past = [capability.at(step + 1) for step in range(max(map(len, capability.history.values()), default=0))]
+    # an agent has no ω while none of its rollouts in the window is scorable
+    ratios = {
+        f"ω({a}, {b})": [c.ratio(a, b) if a in c and b in c else np.nan for c in past]
+        for a, b in combinations(capability, 2)
+    }
+    steps = pd.RangeIndex(1, len(past) + 1, name="step")
+    title = "Capability ratio ω of each pair of agents"
+    return lines(pd.DataFrame(ratios, index=steps), title=title, y="ω (first ÷ second agent)", level=1.0)
 
 
 def capability_matrix(capability: Capability) -> Figure:
@@ -121,11 +120,11 @@ def importance_ratios(stats: StepStats | Sequence[StepStats]) -> Figure:
     many = [stats] if isinstance(stats, StepStats) else list(stats)
     frame = pd.concat([s.to_frame() for s in many], ignore_index=True)
     own, clipped = frame["own"], frame["clipped"]
-    kinds = {
-        "own": (own & ~clipped, COLORS[0], "circle"),
-        "own, clipped: no gradient": (own & clipped, COLORS[0], "circle-open"),
+    kinds = {  # own ratios are all near 1 and would be covered
         "peer, in the clipping range": (~own & ~clipped, COLORS[2], "circle"),
         "peer, clipped: no gradient": (~own & clipped, COLORS[1], "circle-open"),
+        "own": (own & ~clipped, COLORS[0], "circle"),
+        "own, clipped: no gradient": (own & clipped, COLORS[0], "circle-open"),
     }
     names = " and ".join(plain(s.learner, 60) for s in many)
     note = " (no update)" if frame.empty else ""
@@ -153,16 +152,16 @@ def clip_bands(configs: Config | Mapping[str, Config], *, updates: int = 8) -> F
     """
     if updates < 0:
         raise ValueError(f"updates={updates}: it must be 0 or more")
-    fig = figure("Peer rollouts contribute to the gradient between the line and 1", MINIBATCH, "importance ratio s")
-    named = {"": configs} if isinstance(configs, Config) else configs
-    for color, (name, config) in zip(cycle(COLORS), named.items(), strict=False):
+    ranges = {}
+    for name, config in ({"": configs} if isinstance(configs, Config) else configs).items():
         if config.sources == "own" or config.peer_update != "hacpo":
             why = "uses no peer rollouts" if config.sources == "own" else "clips peer rollouts like own ones"
             raise ValueError(f"config {name or config.method!r} has no clipping range for peer rollouts: it {why}")
         lower = [clip_band(m, config.delta, config.delta_step)[0] for m in range(updates + 1)]
         label = name or f"δ = {config.delta:g}, δ_step = {config.delta_step:g}"
-        add_curve(fig, pd.DataFrame({"mean": lower, "low": lower, "high": 1.0}), label, color)
-    return fig.add_hline(1.0, line=DOTTED)
+        ranges[label] = pd.DataFrame({"mean": lower, "low": lower, "high": 1.0})
+    title = "Peer rollouts contribute to the gradient between the line and 1"
+    return lines(pd.concat(ranges, axis=1), title=title, x=MINIBATCH, y="importance ratio s", level=1.0)
 
 
 def gradient_shares(
@@ -194,14 +193,15 @@ def gradient_shares(
 def ratio_history(history: Sequence[Mapping[str, Any]], agent: str) -> Figure:
     """Plot the mean importance ratio of own and peer rollouts against the step of a run, with the range of each step."""
     title = f"Importance ratios of {plain(agent, 60)} over training (mean and range of each step)"
-    fig = figure(title, "step", "importance ratio s")
-    columns = {"mean": "mean", "min": "low", "max": "high"}
-    metrics = pd.DataFrame({line["step"]: line["agents"].get(agent, {}) for line in history}).T
-    for who, color in (("own", COLORS[0]), ("peer", COLORS[2])):
-        curve = metrics.filter(regex=f"^{who}_ratio_(mean|min|max)$").dropna(how="all").astype(float)
-        if len(curve):
-            add_curve(fig, curve.rename(columns=lambda name: columns[name.split("_")[-1]]), who, color)
-    return fig.add_hline(1.0, line=DOTTED)
+    metrics = pd.DataFrame({line["step"]: line["agents"].get(agent, {}) for line in history}).T.rename_axis("step")
+    curves = {
+        (who, column): metrics.get(f"{who}_ratio_{name}")
+        for who in ("own", "peer")
+        for column, name in (("mean", "mean"), ("low", "min"), ("high", "max"))
+        if f"{who}_ratio_mean" in metrics
+    }
+    curves = pd.DataFrame(curves, index=metrics.index, dtype=float).dropna(how="all")
+    return lines(curves, title=title, y="importance ratio s", colors=[0, 2], level=1.0)
 
 
 def memory(estimate: Estimate, *, title: str = "Peak memory on the device in each phase of a step") -> Figure:

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from hacpo_kit.records import Rollout, StepResult
 from hacpo_kit.views.markup import escaped
 from hacpo_kit.views.style import COLORS, GREY
 
 MOST = 16  # rollouts that are shown per agent
-
-
-class Use(NamedTuple):
-    """How a learner used a rollout."""
-
-    advantage: float
-    ratio: float | None = None
-    clipped: bool = False
-
-    def __str__(self) -> str:
-        ratio = "" if self.ratio is None else f", s {self.ratio:.3f}"
-        return f"A {self.advantage:+.2f}{ratio}{', clipped' if self.clipped else ''}"
 
 
 def problem_names(result: StepResult) -> list[str]:
@@ -41,7 +27,9 @@ def side_by_side(result: StepResult, problem: int) -> str:
     columns = []
     for place, agent in enumerate(result.pool.agents):
         rollouts = [(i, r) for i, r in enumerate(result.pool) if r.problem == problem.id and r.source == agent]
-        cards = "".join(_card(r, {name: used.get(i) for name, used in uses.items()}) for i, r in rollouts[:MOST])
+        cards = "".join(
+            _card(r, {name: used.get(i, "not used") for name, used in uses.items()}) for i, r in rollouts[:MOST]
+        )
         hidden = len(rollouts) - MOST
         more = f"<div style='color:{GREY}'>{hidden} more are not shown</div>" if hidden > 0 else ""
         head = f"<b style='color:{COLORS[place % len(COLORS)]}'>{escaped(agent)}</b>"
@@ -53,21 +41,21 @@ def side_by_side(result: StepResult, problem: int) -> str:
     )
 
 
-def _uses(result: StepResult) -> dict[str, dict[int, Use]]:
-    """Return for each learner how it used a rollout, by the rollout's position in the pool."""
+def _uses(result: StepResult) -> dict[str, dict[int, str]]:
+    """Return advantage A and importance ratio s for each learner, by the position of the rollout in the pool."""
     uses = {}
     for name, batch in result.batches.items():
-        uses[name] = {i: Use(a) for i, a in zip(batch.index, batch.advantages.tolist(), strict=True)}
+        uses[name] = {i: f"A {a:+.2f}" for i, a in zip(batch.index, batch.advantages.tolist(), strict=True)}
         for part in result.stats[name].minibatches:
             for i, ratio, clipped in zip(part.index, part.ratio, part.clipped, strict=True):
-                uses[name][int(i)] = uses[name][int(i)]._replace(ratio=float(ratio), clipped=bool(clipped))
+                uses[name][int(i)] += f", s {ratio:.3f}{', clipped' if clipped else ''}"
     return uses
 
 
-def _card(rollout: Rollout, uses: dict[str, Use | None]) -> str:
+def _card(rollout: Rollout, uses: dict[str, str]) -> str:
     reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
     color = COLORS[2] if rollout.reward else GREY
-    learners = "".join(f"<div>{escaped(name)}: {use or 'not used'}</div>" for name, use in uses.items())
+    learners = "".join(f"<div>{escaped(name)}: {use}</div>" for name, use in uses.items())
     cut = "" if rollout.ended else ", cut at the length limit"
     return (
         f"<div style='border-left:3px solid {color};padding:2px 8px;margin:6px 0;line-height:1.35'>"
