@@ -283,8 +283,8 @@ def speed(name: str, device: torch.device, size: Size, rate: float, small: bool)
     agent.optimizer = None
     idle = hk.Agent(agent.model.to("cpu"), agent.tokenizer, name=name, offload=device)
     hk.update(idle, batch.part(range(8)), config)
-    idle.offload.spent()
-    out["update"]["offload"] = {**measured_update(idle, batch, config, **work), **idle.offload.spent()}
+    idle.offload.transfer_costs()
+    out["update"]["offload"] = {**measured_update(idle, batch, config, **work), **idle.offload.transfer_costs()}
     for how, checkpointing in (("plain", False), ("gradient checkpointing", True)):
         bytes_of = estimated(agent.model.config, config, size, checkpointing)
         out["update"][how]["estimated_peak_bytes"] = bytes_of["update"]

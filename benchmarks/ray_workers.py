@@ -85,7 +85,7 @@ def main() -> None:
 
 def moved(agents) -> int:
     """Bytes that travelled to and from the workers so far."""
-    return sum(agent.sent + agent.received for agent in agents if agent.remote)
+    return sum(agent.sent + agent.received for agent in agents if agent.workers)
 
 
 if __name__ == "__main__":

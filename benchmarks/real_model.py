@@ -20,7 +20,7 @@ from engines import GROUP, speed
 
 import hacpo_kit as hk
 from hacpo_kit.common.files import write_json
-from hacpo_kit.models.agents import align
+from hacpo_kit.models.passes import align
 from hacpo_kit.runs.record import versions
 from hacpo_kit.updates import minibatches
 

@@ -39,7 +39,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers.utils import logging as transformers_logging
 
 from hacpo_kit.common.files import replacing
-from hacpo_kit.models.agents import Agent, load_agent
+from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.loading import load_agent
 from hacpo_kit.rewards import score
 from hacpo_kit.rollouts import Sampling, sample
 from hacpo_kit.tasks.problems import Problem

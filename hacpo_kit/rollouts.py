@@ -17,10 +17,11 @@ from hacpo_kit.common.faults import with_fault
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.common.timing import divide_time, timed
 from hacpo_kit.config import Config
-from hacpo_kit.models.agents import Agent, as_list, each, microbatches
-from hacpo_kit.models.engines import Answer
+from hacpo_kit.models.agents import Agent, as_list, run_on_each
 from hacpo_kit.models.engines import transformers as transformers_engine
-from hacpo_kit.models.memory import out_of_memory, smaller_passes, told
+from hacpo_kit.models.engines.base import Answer
+from hacpo_kit.models.oom import memory_advice, pass_memory_advice
+from hacpo_kit.models.passes import microbatches
 from hacpo_kit.records import Pool, Rollout, engine_gap, rollout_names
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def sample_pool(
         )
     total, start = len(agents) * len(problems) * sampling.n, time.perf_counter()
     with tqdm(total=total, desc="rollout", unit="rollout", disable=not progress, leave=None) as bar:
-        parts = each(agents, _rollouts_of_agent, problems, sampling, bar=bar)
+        parts = run_on_each(agents, _rollouts_of_agent, problems, sampling, bar=bar)
     seconds = divide_time(time.perf_counter() - start, [times for _, times in parts])
     rollouts = tuple(rollout for part, _ in parts for rollout in part)
     updates = {agent.name: agent.updates for agent in agents}
@@ -156,12 +157,12 @@ def sample_batches(
                 f"the {agent.max_length} positions of agent {agent.name!r}; shorten one of them"
             )
     rows = [(i, k) for i in range(len(problems)) for k in range(sampling.n)]
-    with agent.awake("engine"):
+    with agent.on_device("engine"):
         for start in range(skip * sampling.batch_size, len(rows), sampling.batch_size):
             batch = rows[start : start + sampling.batch_size]
             fewer = f"sample fewer: rollout_batch={-(-len(batch) // 2)} (batch_size without a Config, --batch)"
             remedy = fewer if len(batch) > 1 else "set a smaller max_new_tokens"
-            with out_of_memory(agent, f"sampling {len(batch)} rollouts at once", remedy):
+            with memory_advice(agent, f"sampling {len(batch)} rollouts at once", remedy):
                 answers = agent.engine.sample(
                     agent,
                     [prompts[i] for i, _ in batch],
@@ -203,10 +204,10 @@ def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, toke
     """
     logps: list[np.ndarray | None] = [None] * len(rollouts)
     prompts, responses = [r.prompt_ids for r in rollouts], [r.token_ids for r in rollouts]
-    with agent.awake("weights"), torch.no_grad():
+    with agent.on_device("weights"), torch.no_grad():
         for rows in microbatches(prompts, responses, tokens):
             pass_ids = [[ids[i] for i in rows] for ids in (prompts, responses)]
-            with out_of_memory(agent, f"scoring {told(*pass_ids)}", smaller_passes(rows, tokens)):
+            with pass_memory_advice(agent, "scoring", *pass_ids, tokens):
                 values = agent.logprobs(*pass_ids, temperature=temperature)[0].cpu().numpy()
             for i, row in zip(rows, values, strict=True):
                 logps[i] = row[: len(responses[i])].copy()
@@ -247,7 +248,10 @@ def _warn(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int) -> Non
             "reward; increase max_new_tokens",
             stacklevel=6,
         )
-    gap, half = engine_gap(rollouts), agent.half or "16" in str(getattr(agent.engine, "options", {}).get("dtype"))
+    gap, half = (
+        engine_gap(rollouts),
+        agent.half_precision or "16" in str(getattr(agent.engine, "options", {}).get("dtype")),
+    )
     bound = ENGINE_GAP_HALF if half else ENGINE_GAP
     if gap and not gap["engine_gap_mean"] <= bound:
         warnings.warn(

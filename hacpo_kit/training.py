@@ -14,8 +14,8 @@ from hacpo_kit.common.console import Interrupt, progress_mode, step_progress
 from hacpo_kit.common.faults import keep_faults
 from hacpo_kit.common.timing import divide_time, timed
 from hacpo_kit.config import Config
-from hacpo_kit.models.agents import Agent, as_list, check_names, each
-from hacpo_kit.models.remote import WorkerLost
+from hacpo_kit.models.agents import Agent, as_list, check_names, run_on_each
+from hacpo_kit.models.base import WorkerLost
 from hacpo_kit.records import Batch, Pool, StepResult, StepStats
 from hacpo_kit.rewards import boxed_math, reward
 from hacpo_kit.rollouts import Sampling, sample_pool
@@ -55,7 +55,7 @@ def step(
     capability = capability.observe(pool)
     # ③ ④ every agent learns from the rollouts of all agents
     start = time.perf_counter()
-    learned = each(agents, _learn, pool, capability, config)
+    learned = run_on_each(agents, _learn, pool, capability, config)
     seconds |= divide_time(time.perf_counter() - start, [times for *_, times in learned])
     batches = {agent.name: batch for agent, (batch, _, _) in zip(agents, learned, strict=True)}
     stats = {agent.name: stats for agent, (_, stats, _) in zip(agents, learned, strict=True)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,9 @@ from torch import Tensor
 from hacpo_kit.common.faults import with_fault
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
-from hacpo_kit.models.agents import Agent, each, microbatches
-from hacpo_kit.models.memory import out_of_memory, smaller_passes, told
+from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.oom import memory_advice, pass_memory_advice
+from hacpo_kit.models.passes import microbatches
 from hacpo_kit.objective import grpo_loss, hacpo_loss, kl_to_reference, lower_bound
 from hacpo_kit.records import Batch, MiniBatch, StepStats, rollout_names
 
@@ -35,28 +35,29 @@ def update(
     optimiser has then made no step for this mini-batch, and its steps for earlier ones remain.
     """
     check_batch(agent, batch, config)
-    if agent.remote:
-        if before is not None:
-            raise ValueError(
-                f"agent {agent.name!r} is in a worker, where before= cannot be called; load it without workers="
-            )
-        return each([agent], update, batch, config)[0]
+    return agent.submit(_update, batch, config, before=before).result()
+
+
+def _update(
+    agent: Agent, batch: Batch, config: Config, *, before: Callable[[int, Batch], None] | None = None
+) -> StepStats:
+    """Do the work of `update`, in the process that has the model."""
     sources = tuple(r.source for r in batch.pool)
     if not len(batch):
-        warnings.warn(f"agent {agent.name!r} has no rollouts to train on: {dict(batch.excluded)}", stacklevel=2)
-        return StepStats(agent.name, (), batch.excluded, sources, agent.moved())
+        warnings.warn(f"agent {agent.name!r} has no rollouts to train on: {dict(batch.excluded)}", stacklevel=3)
+        return StepStats(agent.name, (), batch.excluded, sources, agent.transfer_costs())
     seed = derive_seed("order", config.seed, agent.name, agent.updates)
     parts = [batch.part(rows) for rows in minibatches(batch.own, config, seed=seed)]
     _warn_if_range_closes(agent, parts, config)
     done = []
-    with agent.awake("weights", "optimizer", "reference"):
+    with agent.on_device("weights", "optimizer", "reference"):
         old = _old_logps(agent, parts, config)
         for m, part in enumerate(parts):
             if before is not None:
                 before(m, part)
             done.append(_one_update(agent, part, m, config, old))
     agent.steps += 1
-    return StepStats(agent.name, tuple(done), batch.excluded, sources, agent.moved())
+    return StepStats(agent.name, tuple(done), batch.excluded, sources, agent.transfer_costs())
 
 
 def check_batch(agent: Agent, batch: Batch, config: Config) -> None:
@@ -93,7 +94,7 @@ def minibatches(own: Bool[Tensor, "rollout"], config: Config, *, seed: int) -> l
 def _one_update(agent: Agent, batch: Batch, m: int, config: Config, old: Mapping[int, Tensor] | None) -> MiniBatch:
     """Make one optimiser step on a mini-batch, the one after m updates of the step."""
     remedy = "load it with offload=True or lora=True"
-    with out_of_memory(agent, f"mini-batch {m}: creating the master weights or the KL reference", remedy):
+    with memory_advice(agent, f"mini-batch {m}: creating the master weights or the KL reference", remedy):
         optimizer = agent.prepare_update(config)
     optimizer.zero_grad(set_to_none=True)
     certain, doubtful = _by_gradient(agent, batch, m, config)
@@ -111,7 +112,7 @@ def _one_update(agent: Agent, batch: Batch, m: int, config: Config, old: Mapping
         grad_norm = float(torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise _not_finite(agent, batch, _bad_gradients(agent, batch, active, m, config, old), m, "gradient")
-        with out_of_memory(agent, f"mini-batch {m}: the optimiser's step, which may be incomplete", remedy):
+        with memory_advice(agent, f"mini-batch {m}: the optimiser's step, which may be incomplete", remedy):
             optimizer.step()
     finally:
         optimizer.zero_grad(set_to_none=True)
@@ -154,9 +155,8 @@ def _one_pass(
     agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, old: Mapping[int, Tensor] | None
 ) -> PassResult:
     """Compute the objective of some rows of a mini-batch and, where gradients are enabled, its gradient."""
-    size = told(*batch.tokens(rows))
-    doing = f"mini-batch {m}: the gradient of {size}; the weights are as before this mini-batch"
-    with out_of_memory(agent, doing, partial(smaller_passes, rows, config.microbatch_tokens, agent)):
+    work = f"mini-batch {m} (weights unchanged): pass over"
+    with pass_memory_advice(agent, work, *batch.tokens(rows), config.microbatch_tokens):
         result = objective_of(agent, batch, rows, m, config, old)
         _check_finite(agent, batch, rows, m, result)
         if torch.is_grad_enabled():
@@ -224,7 +224,7 @@ def _by_gradient(agent: Agent, batch: Batch, m: int, config: Config) -> tuple[li
     rollouts or more and, after the first mini-batch, for half of the own. A token-level clip leaves the gradient of other
     tokens. In half precision an own ratio is exact only in the passes that computed the old log-probabilities.
     """
-    unclipped = m == 0 or agent.half or config.ratio == "token"
+    unclipped = m == 0 or agent.half_precision or config.ratio == "token"
     certain, doubtful = [], []
     for i in range(len(batch)):
         contributes = config.beta > 0 or (unclipped and bool(batch.advantages[i] != 0))
@@ -235,7 +235,7 @@ def _by_gradient(agent: Agent, batch: Batch, m: int, config: Config) -> tuple[li
 def _passes(agent: Agent, batch: Batch, rows: list[int], config: Config) -> Iterator[list[int]]:
     """Yield the rows in groups that are computed together; in half precision own and peer rollouts separately."""
     groups = [rows]
-    if agent.half:
+    if agent.half_precision:
         groups = [[i for i in rows if batch.own[i]], [i for i in rows if not batch.own[i]]]
     for group in filter(None, groups):
         for micro in microbatches(*batch.tokens(group), config.microbatch_tokens):
@@ -251,7 +251,7 @@ def _old_logps(agent: Agent, parts: Sequence[Batch], config: Config) -> dict[int
     The first mini-batch is omitted, because its own pass computes them. None where the recorded values are exact: in float32,
     and if the agent has changed since it sampled the rollouts.
     """
-    if not agent.half or parts[0].pool.updates.get(agent.name) != agent.updates:
+    if not agent.half_precision or parts[0].pool.updates.get(agent.name) != agent.updates:
         return None
     old: dict[int, Tensor] = {}
     for m, part in enumerate(parts[1:], start=1):
@@ -259,7 +259,7 @@ def _old_logps(agent: Agent, parts: Sequence[Batch], config: Config) -> dict[int
             for rows in _passes(agent, part, group, config):
                 if part.own[rows[0]]:
                     ids = part.tokens(rows)
-                    with out_of_memory(agent, f"scoring {told(*ids)}", smaller_passes(rows, config.microbatch_tokens)):
+                    with pass_memory_advice(agent, "scoring", *ids, config.microbatch_tokens):
                         logp, _ = agent.logprobs(*ids, temperature=part.pool.temperature)
                     old |= {
                         part.index[i]: row[: len(ids[1][k])] for k, (i, row) in enumerate(zip(rows, logp, strict=True))
@@ -317,5 +317,5 @@ def _warn_if_range_closes(agent: Agent, parts: Sequence[Batch], config: Config) 
             f"agent {agent.name!r}: from mini-batch {closed[0]} of {len(parts)} on the clipping range is [1, 1] and peer "
             f"rollouts contribute no gradient (delta={config.delta}, delta_step={config.delta_step}); increase delta or "
             "minibatch, or decrease delta_step",
-            stacklevel=3,
+            stacklevel=4,
         )

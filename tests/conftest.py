@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import hacpo_kit as hk
 from hacpo_kit.models.engines import transformers as engine
-from hacpo_kit.models.engines import until_end
+from hacpo_kit.models.engines.base import until_end
 
 collect_ignore = ["models/simulated.py"]  # importing it, be it for doctests, changes torch for the whole process
 

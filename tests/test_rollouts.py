@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 import hacpo_kit as hk
-from hacpo_kit.models.agents import align, data_folder, microbatches
 from hacpo_kit.models.engines import transformers as engine
-from hacpo_kit.models.engines import until_end
+from hacpo_kit.models.engines.base import until_end
+from hacpo_kit.models.passes import align, microbatches
+from hacpo_kit.models.sources import data_folder
 from hacpo_kit.records import disputed
 from hacpo_kit.rollouts import score
 

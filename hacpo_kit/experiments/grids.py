@@ -157,7 +157,7 @@ def _checked(parameters: Mapping[str, Any], place: str) -> Experiment:
 
 def _check_agents(agents: str, place: str) -> None:
     """Names of built-in sets and agents; folders and hub ids have a slash or exist."""
-    from hacpo_kit.models.agents import built_in_names
+    from hacpo_kit.models.sources import built_in_names
 
     names, known = [n for a in agents.split(",") if (n := a.strip())], built_in_names()
     if not names:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hacpo_kit.common.files import check_name, locked, write_json, write_text
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
-from hacpo_kit.models.engines import ENGINES
+from hacpo_kit.models.engines.base import ENGINES
 from hacpo_kit.tasks.arithmetic import ARITHMETIC_SETS
 from hacpo_kit.tasks.loading import load_problems
 
@@ -93,7 +93,7 @@ class Experiment:
 
     def sources(self) -> str | list[str]:
         """The agents as `load_agents` takes them: a built-in set, or a list."""
-        from hacpo_kit.models.agents import built_in_sets
+        from hacpo_kit.models.sources import built_in_sets
 
         names = [name for a in self.agents.split(",") if (name := a.strip())]
         return names[0] if len(names) == 1 and names[0] in built_in_sets() else names
@@ -108,7 +108,7 @@ class Experiment:
 
     def run(self, **options: Any) -> Run:
         """Trains, or goes on where the run folder stands; `options` as in `train`."""
-        from hacpo_kit.models.agents import load_agents
+        from hacpo_kit.models.loading import load_agents
         from hacpo_kit.training import train
 
         config = self.config()  # bad settings are refused before anything is loaded

@@ -12,7 +12,7 @@ import pandas as pd
 from hacpo_kit.common.files import read_json, read_steps
 from hacpo_kit.config import Config
 from hacpo_kit.experiments.paths import PROJECT
-from hacpo_kit.models.agents import built_in_sets
+from hacpo_kit.models.sources import built_in_sets
 from hacpo_kit.runs import changes
 
 COUNTS = ("step", "rollouts", "tokens", "seconds")  # columns of the table, not metrics

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hacpo_kit.models.agents import built_in_sets, locate
+from hacpo_kit.models.sources import built_in_sets, locate
 from hacpo_kit.tasks.problems import Problem
 
 DEFAULT_PROMPT_TOKENS = 1024  # the paper's limit, for models that are not on this machine

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
-import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,58 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hacpo_kit.config import Config
+from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.lora import add_adapter
+from hacpo_kit.models.offload import size
+from hacpo_kit.models.sources import built_in_sets, read_config
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from hacpo_kit.models.agents import Agent
-
-# ── when it does not suffice ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextlib.contextmanager
-def out_of_memory(agent: Agent, doing: str, remedy: str | Callable[[], str]) -> Iterator[None]:
-    """Turns a device's lack of memory into a MemoryError that names agent, work and remedy, and frees what the work held.
-
-    A remedy that takes time to find is given as a function, which is called when it is needed.
-    """
-    try:
-        yield
-        return
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        traceback.clear_frames(error.__traceback__)  # its frames hold the activations, for as long as anybody keeps it
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    remedy = remedy() if callable(remedy) else remedy
-    raise MemoryError(
-        f"agent {agent.name!r} ran out of memory on {agent.device}, {doing} ({reason}); {remedy}. "
-        "A run goes on from its last checkpoint: hk.resume(folder, changes={…}) for settings, loading={…} for agents"
-    ) from None
-
-
-def told(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> str:
-    """The size of one pass: "3 rollouts, 96 padded tokens"."""
-    count, width = len(prompts), max(map(len, prompts)) + max(map(len, responses))
-    return f"{count} rollout{'s' * (count > 1)}, {count * width:,} padded tokens"
-
-
-def smaller_passes(rows: Sequence[int], tokens: int, agent: Agent | None = None) -> str:
-    """What makes a pass over these rows smaller; with an agent also what makes its update smaller."""
-    steps = [
-        f"set microbatch_tokens={max(1, tokens // 2)} (now {tokens})"
-        if len(rows) > 1
-        else "it is a single rollout, so that only a smaller max_new_tokens makes the pass smaller"
-    ]
-    if agent is not None:
-        if not agent.model.is_gradient_checkpointing:
-            steps.append("load the agent with gradient_checkpointing=True")
-        if agent.offload is None:
-            steps.append("or with offload=True, if other agents share the device")
-    return ", ".join(steps)
-
 
 # ── what will be needed ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,7 +75,8 @@ class Estimate:
     def __repr__(self) -> str:
         worst = max(self.phases, key=lambda p: p.total)
         fits = "fits" if self.fits else "does not fit"
-        return f"Estimate({fits} in {gib(self.device_memory)}: at most {gib(worst.total)}, {worst.phase} of {worst.agent!r})"
+        most = f"at most {format_bytes(worst.total)}, {worst.phase} of {worst.agent!r}"
+        return f"Estimate({fits} in {format_bytes(self.device_memory)}: {most})"
 
     @property
     def fits(self) -> bool:
@@ -140,10 +95,10 @@ class Estimate:
         return pd.DataFrame(rows).set_index(["agent", "phase"])
 
 
-def gib(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes for people.
 
-    >>> gib(1.5 * 2**30), gib(84 * 2**20)
+    >>> format_bytes(1.5 * 2**30), format_bytes(84 * 2**20)
     ('1.5 GiB', '84 MiB')
     """
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
@@ -214,11 +169,11 @@ def check_fits(where: str, dtype: torch.dtype, device: str | torch.device, **opt
     config = AutoConfig.from_pretrained(where, **options)
     count = Shape(config, dtype=dtype, trust_remote_code=options.get("trust_remote_code", False)).parameters
     if count * dtype.itemsize > free:
-        half = "" if dtype.itemsize <= 2 else f"dtype='bfloat16' needs {gib(2 * count)}; "
+        half = "" if dtype.itemsize <= 2 else f"dtype='bfloat16' needs {format_bytes(2 * count)}; "
         raise MemoryError(
-            f"{where} does not fit: its {count / 1e9:.2f} billion parameters are {gib(count * dtype.itemsize)} in "
-            f"{str(dtype).removeprefix('torch.')}, and {device} has {gib(free)} free. {half}other agents can make room with "
-            "offload=True; or take a smaller model. `hacpo-kit doctor` says what each phase of a run needs"
+            f"{where} does not fit: its {count / 1e9:.2f} billion parameters are {format_bytes(count * dtype.itemsize)} in "
+            f"{str(dtype).removeprefix('torch.')}, and {device} has {format_bytes(free)} free. {half}other agents can make "
+            "room with offload=True; or take a smaller model. `hacpo-kit doctor` says what each phase of a run needs"
         )
 
 
@@ -230,8 +185,6 @@ def free_memory(device: str | torch.device) -> int:
 
 def _named(agents) -> dict[str, Any]:
     """Agents and sources by the names that `load_agents` would give them."""
-    from hacpo_kit.models.agents import Agent, built_in_sets
-
     if isinstance(agents, Mapping):
         return dict(agents)
     sets, out = built_in_sets(), {}
@@ -258,8 +211,6 @@ class Shape:
     @classmethod
     def of(cls, source, *, revision: str | None = None, trust_remote_code: bool = False, **loading: Any) -> Shape:
         """The shape of a built-in agent, a folder, a hub id, a transformers config, or an agent."""
-        from hacpo_kit.models.agents import Agent, read_config
-
         if isinstance(source, Agent):
             config = source.model.config
         elif isinstance(source, str | Path):
@@ -272,9 +223,6 @@ class Shape:
     def agent(self) -> Agent:
         """An agent on the meta device, whose tensors have no contents; its tokenizer is what passes ask of one."""
         from transformers import AutoModelForCausalLM
-
-        from hacpo_kit.models.agents import Agent
-        from hacpo_kit.models.lora import add_adapter
 
         kind = {} if self.attention is None else {"attn_implementation": self.attention}
         with torch.device("meta"):
@@ -302,8 +250,6 @@ class Shape:
                 master.grad = torch.empty_like(master)
             self.agent.optimizer.step()
             self.agent.optimizer.zero_grad()
-        from hacpo_kit.models.offload import size
-
         return {part: size(self.agent, part) for part in ("weights", "optimizer", "reference")}
 
     def rollout(self, rows: int, prompt: int, answer: int, different: int) -> tuple[int, int]:
@@ -325,7 +271,7 @@ class Shape:
                 del held
                 model(ids[:, :1], attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True, **last)
         # after the pass: logits in float32 (in half precision a copy of them), the noise, and what their sum takes
-        scores = (3 + self.agent.half) * 4 * rows * model.config.get_text_config().vocab_size
+        scores = (3 + self.agent.half_precision) * 4 * rows * model.config.get_text_config().vocab_size
         return kept, max(prompts.most, answers.most, kept + scores) - kept
 
     def score(self, rows: int, prompt: int, answer: int, config: Config) -> int:
@@ -440,10 +386,10 @@ class _Plan:
             if total(fewer) <= budget:
                 changes = fewer
         told = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-        where = f"{at.phase} of {at.agent!r} needs {gib(at.total)} of {gib(budget)}"
+        where = f"{at.phase} of {at.agent!r} needs {format_bytes(at.total)} of {format_bytes(budget)}"
         if (needed := total(changes)) <= budget:
-            return f"{where}: set {told}, and it needs {gib(needed)}"
-        tried = f", and with {told} still {gib(needed)}" if told else ""
+            return f"{where}: set {told}, and it needs {format_bytes(needed)}"
+        tried = f", and with {told} still {format_bytes(needed)}" if told else ""
         return f"{where}{tried}: take a smaller model, a smaller max_new_tokens, or a larger device"
 
     def proposed(self, name: str, at: Phase, budget: float) -> Any:

@@ -1,4 +1,4 @@
-"""Several agents on one device: what an agent does not need at the moment waits in host memory."""
+"""Offloading: several agents share one device, and what an agent does not use at the moment is in host memory."""
 
 from __future__ import annotations
 
@@ -11,77 +11,75 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hacpo_kit.models.memory import out_of_memory
+from hacpo_kit.models.oom import memory_advice
 
 if TYPE_CHECKING:
-    from hacpo_kit.models.agents import Agent
+    from hacpo_kit.models.engines.base import Policy
 
-MAKE_ROOM = "load every agent that shares the device with offload=True, or this one with dtype='bfloat16' or lora=True"
 PARTS = ("weights", "optimizer", "reference", "engine")
+REMEDY = "load every agent on this device with offload=True, or this one with dtype='bfloat16' or lora=True"
 
 
 class Offload:
-    """Which parts of one agent lie on `device` at the moment; all others rest in host memory."""
+    """Moves the parts of one agent between `device` and host memory, and counts bytes and seconds."""
 
     def __init__(self, device: torch.device | str):
-        self.device = torch.empty(0, device=device).device  # with its index: tensors compare equal to it
-        self.users = Counter()  # blocks that are using a part
+        self.device = torch.empty(
+            0, device=device
+        ).device  # with its index, so that it compares equal to tensors' devices
+        self.users = Counter()  # part → blocks that use it now
         self.bytes_moved, self.seconds_moving = 0, 0.0
 
     @contextlib.contextmanager
-    def awake(self, agent: Agent, *parts: str) -> Iterator[None]:
-        """Holds the parts on the device while the block runs; the outermost block that uses one sends it back."""
+    def on_device(self, agent: Policy, *parts: str) -> Iterator[None]:
+        """Keep the parts on the device inside the block; the outermost block that uses a part returns it to the host."""
         with contextlib.ExitStack() as stack:
             for part in parts:
                 if part not in PARTS:
                     raise ValueError(f"agents have no part {part!r}; they have {', '.join(PARTS)}")
-                stack.callback(
-                    self._release, agent, part
-                )  # also if bringing it fails half-way: then all of it goes back
+                stack.callback(self._release, agent, part)  # before the move, which may run out of memory half-way
                 self.users[part] += 1
-                if self.users[part] == 1 and part != "engine":  # an engine wakes by itself
-                    with out_of_memory(agent, f"bringing its {part} there", MAKE_ROOM):
+                if self.users[part] == 1 and part != "engine":  # an engine loads its weights itself
+                    with memory_advice(agent, f"moving its {part} there", REMEDY):
                         self._move(agent, part, lambda tensor: to_device(tensor, self.device))
             yield
 
-    def _release(self, agent: Agent, part: str) -> None:
+    def _release(self, agent: Policy, part: str) -> None:
         self.users[part] -= 1
-        if not self.users[part]:
-            self._to_host(agent, part)
-
-    def _to_host(self, agent: Agent, part: str) -> None:
+        if self.users[part]:
+            return
         if part == "engine":
             if hasattr(agent.engine, "sleep"):
                 agent.engine.sleep()
-        else:
-            self._move(agent, part, to_host)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # an engine has an allocator of its own
+            return
+        self._move(agent, part, to_host)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # engines have another allocator
 
-    def _move(self, agent: Agent, part: str, copied: Callable[[Tensor], Tensor]) -> None:
+    def _move(self, agent: Policy, part: str, copied: Callable[[Tensor], Tensor]) -> None:
         start = time.perf_counter()
         for tensor in tensors(agent, part):
             copy = copied(tensor)
             if copy is not tensor:
                 self.bytes_moved += copy.nbytes
-                tensor.data = copy  # in place: who holds the tensor, such as the optimiser or a tied layer, still does
+                tensor.data = copy  # in place: the optimiser and tied layers keep the same tensor
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the copies may still be under way
+            torch.cuda.synchronize(self.device)  # copies are asynchronous
         self.seconds_moving += time.perf_counter() - start
 
-    def spent(self) -> dict[str, float]:
-        """Bytes moved, both ways, and the seconds this took, since the last call."""
-        spent = {"bytes_moved": self.bytes_moved, "seconds_moving": self.seconds_moving}
+    def transfer_costs(self) -> dict[str, float]:
+        """Return the bytes moved in both directions and the seconds this took, since the last call."""
+        costs = {"bytes_moved": self.bytes_moved, "seconds_moving": self.seconds_moving}
         self.bytes_moved, self.seconds_moving = 0, 0.0
-        return spent
+        return costs
 
 
-def tensors(agent: Agent, part: str) -> Iterator[Tensor]:
-    """The tensors of one part, each once; gradients go with what they belong to."""
+def tensors(agent: Policy, part: str) -> Iterator[Tensor]:
+    """Yield each tensor of a part once, with the gradients that belong to it."""
     if part == "optimizer" and agent.optimizer is not None:
-        owners = [m for p, m in zip(agent.optimizer.parameters, agent.optimizer.masters, strict=True) if m is not p]
-        yield from owners
-        yield from (m.grad for m in owners if m.grad is not None)
+        masters = [m for p, m in zip(agent.optimizer.parameters, agent.optimizer.masters, strict=True) if m is not p]
+        yield from masters
+        yield from (m.grad for m in masters if m.grad is not None)
         for slots in agent.optimizer.state.values():
             yield from (value for name, value in slots.items() if name != "step")  # AdamW keeps its counter on the host
     model = {"weights": agent.model, "reference": agent.reference}.get(part)
@@ -91,19 +89,19 @@ def tensors(agent: Agent, part: str) -> Iterator[Tensor]:
         yield from model.buffers()
 
 
+def size(agent: Policy, part: str) -> int:
+    """Return the bytes of a part."""
+    return sum(tensor.nbytes for tensor in tensors(agent, part))
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, or the tensor itself if it lies there."""
+    """Return a copy on the device, or the tensor itself if it is there."""
     return tensor if tensor.device == device else tensor.detach().to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory, pinned for the way back from a GPU, or the tensor itself if it lies there."""
+    """Return a copy in host memory, pinned for a GPU's copy back, or the tensor itself if it is there."""
     if tensor.device.type == "cpu":
         return tensor
     host = torch.empty_like(tensor.detach(), device="cpu", pin_memory=tensor.is_cuda)
     return host.copy_(tensor.detach(), non_blocking=True)
-
-
-def size(agent: Agent, part: str) -> int:
-    """Bytes of one part."""
-    return sum(t.nbytes for t in tensors(agent, part))

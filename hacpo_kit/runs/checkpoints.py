@@ -23,10 +23,11 @@ from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
 from hacpo_kit.common.files import read_json, remove_folder, remove_leftovers, write_json
-from hacpo_kit.models.agents import Agent, each, quiet
+from hacpo_kit.models.agents import Agent, run_on_each
 from hacpo_kit.models.lora import adapter_tensors, has_adapter, load_adapter
 from hacpo_kit.models.optimizers import MasterAdamW
-from hacpo_kit.models.remote import check_arrived
+from hacpo_kit.models.remote import check_visible
+from hacpo_kit.models.sources import without_progress_bars
 from hacpo_kit.runs.run import State
 
 KEEP = 2  # checkpoints of a run that are kept: the newest, and one before it in case the newest is damaged
@@ -49,9 +50,9 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir(parents=True)
     try:
-        entries = each(agents, _save_agent, temporary)
+        entries = run_on_each(agents, _save_agent, temporary)
         for agent in agents:
-            check_arrived(agent, temporary / "agents" / agent.name)
+            check_visible(agent, temporary / "agents" / agent.name)
         content = {
             **state.totals,
             "position": state.position,
@@ -91,7 +92,7 @@ def restore(folder: str | Path, agents: Sequence[Agent]) -> State:
     names = [entry["name"] for entry in stored["agents"]]
     if names != [agent.name for agent in agents]:
         raise ValueError(f"checkpoint {folder} holds agents {names}, not {[agent.name for agent in agents]}")
-    each(agents, _restore_agent, folder.absolute(), {entry["name"]: entry for entry in stored["agents"]})
+    run_on_each(agents, _restore_agent, folder.absolute(), {entry["name"]: entry for entry in stored["agents"]})
     _restore_random(stored["random"])
     past = {name: tuple(rewards) for name, rewards in stored["capability"]["history"].items()}
     capability = Capability(stored["capability"]["window"], past)
@@ -166,7 +167,7 @@ def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
         )
     agent.save(folder / "agents" / agent.name)
     if agent.reference is not None:
-        with quiet():
+        with without_progress_bars():
             agent.reference.save_pretrained(folder / "references" / agent.name)
     if has_adapter(
         agent.model
@@ -201,7 +202,7 @@ def _restore_agent(agent: Agent, folder: Path, entries: Mapping[str, Mapping[str
 
 def _load_weights(model, folder: Path) -> None:
     """Through from_pretrained, which knows shards and tied weights; in place, so that nothing loses its model."""
-    with quiet():
+    with without_progress_bars():
         loaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
     model.load_state_dict(loaded.state_dict())
 

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from hacpo_kit.config import Config
-from hacpo_kit.models.memory import Estimate, estimate, gib
+from hacpo_kit.models.memory import Estimate, estimate, format_bytes
 from hacpo_kit.runs.checkpoints import KEEP
 from hacpo_kit.runs.record import versions
 
@@ -89,7 +89,7 @@ def described(found: Estimate, disk_free: int) -> dict[str, Any]:
         "checkpoints": checkpoints,
         "advice": [
             *found.advice,
-            *([f"{KEEP + 1} checkpoints take {gib(checkpoints)} of disk"] if checkpoints > disk_free else []),
+            *([f"{KEEP + 1} checkpoints take {format_bytes(checkpoints)} of disk"] if checkpoints > disk_free else []),
         ],
     }
 
@@ -101,13 +101,15 @@ def told(report: Mapping[str, Any]) -> str:
     lines.append("")
     for d in report["devices"]:
         bf16 = {True: "bfloat16", False: "no fast bfloat16", None: "bfloat16 unknown"}[d["bfloat16"]]
-        lines.append(f"{d['device']:<13} {d['name']}; {gib(d['memory'])}, {gib(d['free'])} free; {bf16}")
+        lines.append(
+            f"{d['device']:<13} {d['name']}; {format_bytes(d['memory'])}, {format_bytes(d['free'])} free; {bf16}"
+        )
     lines.append("")
     for name, extra in report["extras"].items():
         lines.append(f"{name:<13} {extra['version'] or 'not installed: ' + extra['install']}")
     disk = report["disk"]
-    lines += ["", f"{'disk':<13} {gib(disk['free'])} free for runs in {disk['folder']}"]
-    lines.append(f"{'':<13} {gib(disk['cache_free'])} free for downloads in {disk['cache']}")
+    lines += ["", f"{'disk':<13} {format_bytes(disk['free'])} free for runs in {disk['folder']}"]
+    lines.append(f"{'':<13} {format_bytes(disk['cache_free'])} free for downloads in {disk['cache']}")
     return "\n".join(lines + (_told_estimate(report["estimate"]) if "estimate" in report else []))
 
 
@@ -122,7 +124,7 @@ def _told_estimate(found: Mapping[str, Any]) -> list[str]:
     lines.append("")
     lines += [f"{name}: {count:,} parameters" for name, count in found["parameters"].items()]
     if found["host"]:
-        lines.append(f"resting in host memory, at most: {gib(found['host'])}")
-    lines.append(f"checkpoints of a run on disk, at most: {gib(found['checkpoints'])}")
+        lines.append(f"resting in host memory, at most: {format_bytes(found['host'])}")
+    lines.append(f"checkpoints of a run on disk, at most: {format_bytes(found['checkpoints'])}")
     verdict = "It fits." if found["fits"] else "It does not fit."
     return [*lines, "", verdict, *(f"- {line}" for line in found["advice"])]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from hacpo_kit.models.agents import Agent, as_list, each
+from hacpo_kit.models.agents import Agent, as_list, run_on_each
 from hacpo_kit.records import Rollout
 from hacpo_kit.rewards import boxed_math, score
 from hacpo_kit.rollouts import Sampling, check_request, sample
@@ -66,7 +66,7 @@ def evaluate(
     gold = {p.id: p.gold for p in problems}
     total = len(agents) * len(problems) * sampling.n
     with tqdm(total=total, desc="evaluate", unit="rollout", disable=not progress, leave=False) as bar:
-        sampled = each(agents, sample, problems, sampling, bar=bar)
+        sampled = run_on_each(agents, sample, problems, sampling, bar=bar)
     scores, answers = {}, []
     for agent, rollouts in zip(agents, sampled, strict=True):
         verdicts = score([(r.text, gold[r.problem]) for r in rollouts], fn=reward_function)

@@ -21,7 +21,8 @@ from hacpo_kit.advantages import Capability, advantage
 from hacpo_kit.common.files import remove_leftovers, replacing
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
-from hacpo_kit.models.agents import Agent, as_list, microbatches
+from hacpo_kit.models.agents import Agent, as_list
+from hacpo_kit.models.passes import microbatches
 from hacpo_kit.objective import lower_bound
 from hacpo_kit.records import Batch, MiniBatch, Pool, Rollout, StepResult, StepStats
 from hacpo_kit.sharing import encode_for, shared_rollouts

@@ -13,7 +13,8 @@ from hacpo_kit.advantages import Capability
 from hacpo_kit.common.files import Lines, locked, read_steps, remove_leftovers, truncate_lines, write_json
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent
-from hacpo_kit.models.remote import WorkerLost
+from hacpo_kit.models.base import WorkerLost
+from hacpo_kit.models.remote import restart_workers
 from hacpo_kit.records import StepResult
 from hacpo_kit.runs.changes import FILE as CHANGES
 from hacpo_kit.runs.changes import apply_changes, change_lines
@@ -159,11 +160,9 @@ class RunFolder:
                 f"a worker was lost {LOSSES} times in step {step}, the last time: {lost}. The same call with "
                 f"out={str(self.path)!r} resumes from the newest checkpoint"
             ) from lost
-        names = ", ".join(f"{agent.name!r} ({agent.lost})" for agent in agents if agent.remote and agent.lost)
         saved = checkpoints(self.path)
-        for agent in agents:
-            if agent.remote and (agent.lost or not saved):
-                agent.reload()
+        reasons = restart_workers(agents, lost_only=bool(saved))
+        names = ", ".join(f"{name!r} ({reason})" for name, reason in reasons.items())
         warnings.warn(
             f"step {step} lost the worker of agent {names}; it has a new worker, and the run resumes after step "
             f"{step_of(saved[-1]) if saved else 0}",

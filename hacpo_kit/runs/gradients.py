@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hacpo_kit.config import Config
-from hacpo_kit.models.agents import Agent, microbatches
+from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.passes import microbatches
 from hacpo_kit.records import Batch
 from hacpo_kit.updates import check_batch, objective_of
 
@@ -88,7 +89,7 @@ def part_gradients(
     for label, rows in rows_of.items():
         gradients, clipped = [], 0
         for micro in microbatches(*batch.tokens(rows), config.microbatch_tokens):
-            with torch.enable_grad(), agent.awake("weights", "reference"):
+            with torch.enable_grad(), agent.on_device("weights", "reference"):
                 # before its first update an agent is its own reference: a KL of zero
                 objective, _, hit, kl = objective_of(agent, batch, [rows[i] for i in micro], updates_made, config)
                 has_kl = kl is not None

@@ -77,7 +77,7 @@ class Plan:
             "seed": config.seed,
             "reward_function": getattr(function, "__qualname__", type(function).__qualname__),
             "agents": [_agent_record(agent) for agent in agents],
-            "workers": next((agent.workers for agent in agents if agent.remote), None),
+            "workers": next((agent.workers for agent in agents if agent.workers), None),
             "problems": _problems_record(self.problems),
             "test": self.test and _problems_record(self.test),
             "tests": {name: _problems_record(problems) for name, problems in self.tests.items()},

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hacpo_kit.models.agents import Agent, load_agent
-from hacpo_kit.models.remote import load_in_workers
+from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.loading import load_each
 from hacpo_kit.tasks.loading import load_problems
 from hacpo_kit.tasks.problems import Problems
 
@@ -28,10 +28,10 @@ def reload_agents(record: Mapping[str, Any], loading: Mapping[str, Any]) -> list
     sources = [(agent["origin"], {**_recorded_options(agent), **options}) for agent in record["agents"]]
     if (workers := placement.pop("workers", None)) is not None:
         try:
-            return load_in_workers(sources, workers, **placement)
+            return load_each(sources, workers=workers, **placement)
         except ModuleNotFoundError as error:
             warnings.warn(f"{error}; the agents are loaded in this process instead, with the same result", stacklevel=3)
-    return [load_agent(source, **options) for source, options in sources]
+    return load_each(sources)
 
 
 def _recorded_options(agent: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,9 @@ import torch
 from tqdm.auto import tqdm
 
 from hacpo_kit.common.files import append_lines, locked, read_json, read_lines, write_json, write_text
-from hacpo_kit.models.agents import Agent, built_in_sets, each, load_agent
+from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.loading import load_agent
+from hacpo_kit.models.sources import built_in_sets
 from hacpo_kit.rewards import boxed_math, score
 from hacpo_kit.rollouts import check_request, sample_batches
 from hacpo_kit.runs.evaluation import summary
@@ -106,7 +108,7 @@ def evaluate_sets(
         total = len(sources) * sum(len(s.problems) * s.sampling.n for s in opened)
         with tqdm(total=total, unit="rollout", disable=None if progress else True) as bar:
             for agent in _loaded(sources, loading or {}):
-                _check_settings(folder, {f"agent {agent.name}": each([agent], _identity)[0]})
+                _check_settings(folder, {f"agent {agent.name}": agent.submit(_identity).result()})
                 scores[agent.name] = {}
                 for test in opened:
                     bar.set_description(f"{agent.name} on {test.name}")

@@ -2,11 +2,7 @@
 
 import ast
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +11,6 @@ from jinja2.exceptions import SecurityError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import hacpo_kit as hk
-from hacpo_kit.models.agents import data_folder
 from hacpo_kit.models.memory import estimate
 
 PROBLEM = hk.Problem("p", "1+1=", "2")
@@ -117,9 +112,9 @@ def test_messages_without_a_template_and_empty_prompts_are_refused(tiny_agent):
 
 
 def test_an_agent_needs_an_end_token_and_chat_needs_a_template(tiny_agent, tokenizers):
-    with pytest.raises(ValueError, match="prompt_format='chatty': it takes 'auto', 'chat' or 'plain'"):
+    with pytest.raises(ValueError, match="prompt_format='chatty': use 'auto', 'chat' or 'plain'"):
         tiny_agent(prompt_format="chatty")
-    with pytest.raises(ValueError, match="agent 'tiny' has no chat template; use prompt_format='plain'"):
+    with pytest.raises(ValueError, match="agent 'tiny' has no chat template: use prompt_format='plain'"):
         tiny_agent(prompt_format="chat")
     with pytest.raises(ValueError, match="agent 'tiny' has no end token"):
         tiny_agent(tokenizers.bytes(eos_token=None))
@@ -186,7 +181,7 @@ def test_the_reference_of_the_kl_is_a_frozen_copy_and_cannot_come_late(tiny_agen
     assert not any(p.requires_grad for p in agent.reference.parameters())
     late = tiny_agent()
     late.updates = 1
-    with pytest.raises(ValueError, match="agent 'tiny' has made 1 updates without beta"):
+    with pytest.raises(ValueError, match="agent 'tiny' has made 1 updates with beta=0"):
         late.prepare_update(hk.Config(beta=0.1))
 
 
@@ -339,9 +334,9 @@ def test_no_code_of_the_project_unpickles_or_trusts_a_folder():
         code[path] = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
     assert len(code) > 50
     # a run and its own workers exchange messages as Ray does, pickled; a file is never read so
-    assert not re.search(r"\bopen\(|read_bytes|read_text", code[root / "hacpo_kit" / "remote.py"])
+    assert not re.search(r"\bopen\(|read_bytes|read_text", code[root / "hacpo_kit" / "models" / "worker.py"])
     found = {p.relative_to(root).as_posix(): faults for p, text in code.items() if (faults := unsafe(text))}
-    assert set(found.pop("hacpo_kit/remote.py")) <= {"pickle"}
+    assert set(found.pop("hacpo_kit/models/worker.py")) <= {"pickle"}
     assert found == {}
     planted = (
         "torch.load(f)", "from torch import load", "import pickle", "import dill as d", "np.load(f, allow_pickle=True)",
@@ -397,9 +392,9 @@ def test_a_built_in_set_loads_by_name_in_order():
 def test_an_unknown_set_is_an_error_that_suggests_one():
     with pytest.raises(ValueError, match="unknown set of agents 'tiny-modle-pair'; did you mean 'tiny-model-pair'"):
         hk.load_agents("tiny-modle-pair")
-    with pytest.raises(ValueError, match=r"'qwen3-sums'.*give a list for agents of your own"):
+    with pytest.raises(ValueError, match=r"'qwen3-sums'.*use a list for other agents"):
         hk.load_agents("qwen3-sums")
-    with pytest.raises(ValueError, match="no agents given"):
+    with pytest.raises(ValueError, match="no agents to load"):
         hk.load_agents([])
 
 
@@ -412,43 +407,17 @@ def test_agents_of_one_name_are_numbered_and_never_share_a_name(tiny_agent):
 
 def test_one_agent_given_twice_is_refused(tiny_agent):
     agent, other = tiny_agent(name="a"), tiny_agent(name="a")
-    with pytest.raises(ValueError, match="agent 'a' is given twice"):
+    with pytest.raises(ValueError, match="agent 'a' is listed twice"):
         hk.load_agents([agent, agent])
-    with pytest.raises(ValueError, match="agent 'a#2' is given twice"):
+    with pytest.raises(ValueError, match="agent 'a#2' is listed twice"):
         hk.load_agents([agent, other, other])
-
-
-def test_missing_folders_and_folders_without_a_model_are_named(tmp_path):
-    for missing in (tmp_path / "none", "./none", "~/none-of-that-name"):
-        with pytest.raises(FileNotFoundError, match=f"there is no folder {re.escape(str(missing))}"):
-            hk.load_agent(missing)
-    with pytest.raises(FileNotFoundError, match=r"holds no model: config\.json is missing"):
-        hk.load_agent(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="holds adapters alone: merge them into their base model"):
-        hk.load_agent(tmp_path)
-
-
-def test_a_hub_id_without_a_network_says_what_was_tried():
-    """In a process of its own, since the hub's client reads the switch when it is imported."""
-    code = (
-        "import hacpo_kit as hk\ntry: hk.load_agent('some-org/some-model')\nexcept OSError as e: print('OSError:', e)"
-    )
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith(
-        "OSError: cannot load 'some-org/some-model': the hub cannot be reached (HF_HUB_OFFLINE is set)"
-    )
-    assert all(
-        word in done.stdout for word in ("no copy of the model", "hf download", "no folder", "qwen3-sums", "tiny-trio")
-    )
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(llama, tmp_path):
     llama.tokenizer.add_tokens(["<one>", "<two>"])
     folder = llama.save(tmp_path / "grown")
     with pytest.raises(
-        ValueError, match=r"tokenizer has 273 tokens, the model 271 embeddings.*resize_token_embeddings"
+        ValueError, match=r"tokenizer has 273 tokens, but the model has 271 embeddings.*resize_token_embeddings"
     ):
         hk.load_agent(folder, device="cpu")
 
@@ -469,18 +438,18 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_weights_are_read(qwen
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read the weights"))
     qwen.tokenizer.eos_token = None
     with pytest.raises(
-        ValueError, match=r"agent 'endless' has no end token, so no answer could end: set tokenizer\.eos_token"
+        ValueError, match=r"agent 'endless' has no end token, so no response could end: set tokenizer\.eos_token"
     ):
         hk.load_agent(qwen.save(tmp_path / "endless"), device="cpu")
     llama.tokenizer.chat_template = None
-    with pytest.raises(ValueError, match=r"agent 'plain' has no chat template; use prompt_format='plain', or set"):
+    with pytest.raises(ValueError, match=r"agent 'plain' has no chat template: use prompt_format='plain', or set"):
         hk.load_agent(llama.save(tmp_path / "plain"), device="cpu", prompt_format="chat")
 
 
 def test_half_precision_is_loaded_and_its_softmax_is_not(qwen):
     agent = hk.load_agent("qwen3-sums", dtype="bfloat16", device="cpu", name="half")
     assert agent.model.dtype == torch.bfloat16 and agent.name == "half" and agent.origin == "qwen3-sums"
-    assert agent.half and not qwen.half and agent.loading["dtype"] == "bfloat16"
+    assert agent.half_precision and not qwen.half_precision and agent.loading["dtype"] == "bfloat16"
     logps, _ = agent.logprobs([[1, 2]], [[3]])
     assert logps.dtype == torch.float32  # the softmax is not taken in bfloat16
 
@@ -497,23 +466,9 @@ def test_built_in_agents_stay_on_the_cpu_unless_told(monkeypatch):
     assert hk.load_agent("qwen3-sums").device.type == "cpu"
 
 
-def test_built_in_agents_can_lie_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("HACPO_KIT_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"no built-in agents at .*set HACPO_KIT_DATA"):
-        hk.load_agents("tiny-model-pair")
-    original = Path(hk.__file__).parent.parent / "data" / "agents" / "qwen3-sums"
-    shutil.copytree(original, data_folder() / "agents" / "mine")
-    assert hk.load_agent("mine", device="cpu").name == "mine"
-
-
 def test_loading_shows_no_progress_bar(capfd):
     from transformers.utils import logging
 
     before = logging.is_progress_bar_enabled()
     hk.load_agent("qwen3-sums", device="cpu")
     assert "it/s" not in capfd.readouterr().err and logging.is_progress_bar_enabled() == before
-
-
-def test_a_set_is_not_an_agent():
-    with pytest.raises(ValueError, match=r"is a set of agents: use load_agents\('tiny-trio'\)"):
-        hk.load_agent("tiny-trio")

@@ -145,7 +145,7 @@ def test_settings_that_peft_does_not_know_are_named(adapted):
     for settings, said in (
         ({"rank": 4}, "rank"),
         ({"target_modules": ["no_such"]}, "no_such"),
-        ({"lora_dropout": 0.1}, "leave it at 0"),
+        ({"lora_dropout": 0.1}, "set it to 0"),
     ):
         with pytest.raises(ValueError, match=said):
             adapted(lora=settings)

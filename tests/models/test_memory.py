@@ -14,8 +14,8 @@ import hacpo_kit as hk
 from hacpo_kit import objective
 from hacpo_kit.cli import main
 from hacpo_kit.models import memory, offload
-from hacpo_kit.models.agents import read_config
 from hacpo_kit.models.memory import Shape, estimate
+from hacpo_kit.models.sources import read_config
 from hacpo_kit.runs.run import State
 
 CONFIG = hk.Config.preset("gspo", n=4, minibatch=8, prompts_per_step=4, max_new_tokens=16, lr=1e-3, warmup=0)
@@ -69,11 +69,11 @@ def test_an_update_without_memory_names_all_and_leaves_the_mini_batch_undone(sco
     def look(m, part):
         before.append(weights(agent))
         if m == 1:
-            seen.append(fail(agent, 2))
+            seen.append(fail(agent, 2, learning=True))
 
     said = (
-        r"agent 'qwen3-sums' ran out of memory on cpu, mini-batch 1: the gradient of \d rollouts, \d+ padded tokens; the "
-        r"weights are as before this mini-batch \(CUDA out of memory. Tried to allocate 2.00 GiB.\); set microbatch_tokens=32 "
+        r"agent 'qwen3-sums' ran out of memory on cpu, mini-batch 1 \(weights unchanged\): pass over \d rollouts, \d+ "
+        r"padded tokens \(CUDA out of memory. Tried to allocate 2.00 GiB.\); set microbatch_tokens=32 "
         r"\(now 64\), load the agent with gradient_checkpointing=True, or with offload=True.*hk\.resume\(folder, changes="
     )
     with pytest.raises(MemoryError, match=said) as caught:
@@ -87,7 +87,7 @@ def test_an_update_without_memory_names_all_and_leaves_the_mini_batch_undone(sco
 def test_a_pass_of_one_rollout_gets_another_advice(scored, fail):
     agent, batch, config = scored
     fail(agent, 1)
-    with pytest.raises(MemoryError, match=r"of 1 rollout, .*a single rollout, so that only a smaller max_new_tokens"):
+    with pytest.raises(MemoryError, match=r"of 1 rollouts, .*a single rollout needs a smaller max_new_tokens"):
         hk.update(agent, batch, config.replace(microbatch_tokens=1))
 
 

@@ -6,6 +6,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import hacpo_kit as hk
 from hacpo_kit.models import offload
+from hacpo_kit.models.engines.base import Answer
 from hacpo_kit.models.offload import Offload
 
 CONFIG = hk.Config(n=4, minibatch=8, prompts_per_step=2, max_new_tokens=16, lr=1e-3, warmup=0, delta=1, delta_step=0)
@@ -146,15 +147,15 @@ def test_blocks_may_be_nested_and_an_error_sends_everything_home(device, offload
     agent = offloaded("qwen3-sums")
     agent.prepare_update(CONFIG)
     weights = agent.model.lm_head.weight
-    with agent.awake("weights"):
+    with agent.on_device("weights"):
         assert device.holds(weights) and agent.logprobs([[1]], [[2]])[0].isfinite().all()
-        with agent.awake("weights", "optimizer"):
+        with agent.on_device("weights", "optimizer"):
             assert device.holds(weights)
         assert device.holds(weights)
     assert not device.holds(weights) and weights.isfinite().all()
-    with pytest.raises(ValueError, match="agents have no part 'weight'"), agent.awake("optimizer", "weight"):
+    with pytest.raises(ValueError, match="agents have no part 'weight'"), agent.on_device("optimizer", "weight"):
         pass
-    with pytest.raises(KeyError), agent.awake("weights"), agent.awake("optimizer"):
+    with pytest.raises(KeyError), agent.on_device("weights"), agent.on_device("optimizer"):
         raise KeyError
     assert device.bytes() == 0 and not any(agent.offload.users.values())
 
@@ -170,8 +171,8 @@ def test_a_device_that_fills_up_while_parts_come_holds_nothing_afterwards(device
 
     monkeypatch.setattr(offload, "to_device", full)
     with (
-        pytest.raises(MemoryError, match="agent 'qwen3-sums' ran out of memory on cpu, bringing its weights"),
-        agent.awake("weights"),
+        pytest.raises(MemoryError, match="agent 'qwen3-sums' ran out of memory on cpu, moving its weights"),
+        agent.on_device("weights"),
     ):
         pass
     assert device.bytes() == 0 and not any(agent.offload.users.values())
@@ -180,7 +181,9 @@ def test_a_device_that_fills_up_while_parts_come_holds_nothing_afterwards(device
 
 def test_resting_weights_say_so(device, offloaded):
     agent = offloaded("qwen3-sums")
-    with pytest.raises(RuntimeError, match=r"weights of agent 'qwen3-sums' rest in host memory: with agent\.awake"):
+    with pytest.raises(
+        RuntimeError, match=r"weights of agent 'qwen3-sums' are in host memory: use `with agent\.on_device"
+    ):
         agent.logprobs([[1]], [[2]])
 
 
@@ -192,7 +195,7 @@ def test_an_engine_of_its_own_sleeps_while_others_work_and_weights_do_not_come_f
         def sample(self, agent, prompts, **settings):
             assert device.bytes() == 0  # it has a copy of its own
             self.asleep = False
-            return [hk.engines.Answer((5, next(iter(agent.end_ids))), True) for _ in prompts]
+            return [Answer((5, next(iter(agent.end_ids))), True) for _ in prompts]
 
         def sleep(self):
             self.asleep, self.slept = True, self.slept + 1
@@ -210,9 +213,9 @@ def test_what_the_moves_cost_is_counted(device, offloaded, problems):
     agent = offloaded("qwen3-sums")
     weights = offload.size(agent, "weights")
     hk.rollout(agent, problems[:2], n=1, progress=False)
-    moved = agent.moved()
+    moved = agent.transfer_costs()
     assert moved["bytes_moved"] == 4 * weights and moved["seconds_moving"] > 0  # to sampling, to scoring, and back
-    assert agent.moved() == {"bytes_moved": 0, "seconds_moving": 0.0}
+    assert agent.transfer_costs() == {"bytes_moved": 0, "seconds_moving": 0.0}
     first, second = steps([agent], problems, CONFIG, 2, moves=True)
     # the first step makes the moments (on the pretended device they are then at home already); then they come, too
     assert first["bytes_moved"] == 6 * weights

@@ -16,8 +16,9 @@ from test_remote import CONFIG, PAIR, SETTINGS, calm, same_run  # noqa: E402, F4
 
 import hacpo_kit as hk  # noqa: E402
 from hacpo_kit.experiments.notebooks import run_notebook  # noqa: E402
-from hacpo_kit.models import remote  # noqa: E402
-from hacpo_kit.models.agents import each  # noqa: E402
+from hacpo_kit.models.agents import run_on_each  # noqa: E402
+from hacpo_kit.models.base import WorkerLost  # noqa: E402
+from hacpo_kit.models.remote import restart_workers  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*were cut at (8|12) tokens")
 
@@ -32,14 +33,13 @@ def cluster():
 @pytest.fixture
 def agents(cluster):
     """The pair, each agent in a Ray actor with one thread, as it was loaded."""
-    for agent in cluster:
-        agent.reload()
+    restart_workers(cluster, lost_only=False)
     return cluster
 
 
 def where(agents):
     """Process and threads of each worker; a function that no module has travels, too."""
-    return each(agents, lambda agent: (os.getpid(), torch.get_num_threads()))
+    return run_on_each(agents, lambda agent: (os.getpid(), torch.get_num_threads()))
 
 
 def test_a_run_on_ray_is_the_run_of_this_process_and_no_weights_travel(agents, calm, tmp_path, problems):  # noqa: F811
@@ -56,7 +56,7 @@ def test_a_run_on_ray_is_the_run_of_this_process_and_no_weights_travel(agents, c
 def test_a_worker_that_dies_at_work_is_replaced(agents, calm, tmp_path, problems):  # noqa: F811
     def after(result):
         if not made:
-            agents[1].send(remote._pack((lambda agent: os._exit(7), (), {})))  # before it comes to the next request
+            agents[1].submit(lambda agent: os._exit(7))
         made.append(result.metrics["step"])
 
     settings = {"out": tmp_path, "test": problems[:3], "save_every": 1, **SETTINGS}
@@ -70,9 +70,9 @@ def test_a_worker_that_dies_at_work_is_replaced(agents, calm, tmp_path, problems
 
 def test_a_killed_worker_without_a_run_folder_is_an_error_that_names_it(agents, problems):
     ray.kill(agents[0]._link.actor)
-    with pytest.raises(remote.WorkerLost, match=r"agent 'qwen3-sums' has lost its worker \(ActorDied.*train with out="):
+    with pytest.raises(WorkerLost, match=r"worker of agent 'qwen3-sums' has ended \(ActorDied.*train with out="):
         hk.train(agents, problems, CONFIG, 1, progress="off")
-    agents[0].reload()
+    restart_workers(agents, lost_only=True)
     assert agents[0].lost == "" and where(agents)[0] != where(agents)[1]
 
 
@@ -81,10 +81,10 @@ def test_errors_and_warnings_arrive_as_they_are(agents, problems):
         raise FloatingPointError("no luck")
 
     with pytest.raises(FloatingPointError, match="agent 'qwen3-sums': no luck"):
-        each(agents, breaks)
+        run_on_each(agents, breaks)
     with pytest.warns(UserWarning, match="agent 'llama-differences' were cut at 1 tokens"):
         hk.rollout(agents, problems[:2], n=2, max_new_tokens=1, progress=False)
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         hk.load_agents(["./nowhere"], workers="ray")
 
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hacpo_kit.models.engines import Answer, until_end
+from hacpo_kit.models.engines.base import Answer, until_end
 from hacpo_kit.objective import token_logprobs
 
 if TYPE_CHECKING:
-    from hacpo_kit.models.agents import Agent
+    from hacpo_kit.models.engines.base import Policy
 
 LEAVE = 1 / 8  # share of the batch that has to have ended before the rest is copied together: a copy costs about a step
 
 
-def neutral_generation_config(agent: Agent):
+def neutral_generation_config(agent: Policy):
     """End and padding tokens and nothing else: no sampling default of a checkpoint may leak into a rollout."""
     from transformers import GenerationConfig
 
@@ -30,7 +30,7 @@ def neutral_generation_config(agent: Agent):
 
 @torch.no_grad()
 def sample(
-    agent: Agent,
+    agent: Policy,
     prompts: Sequence[Sequence[int]],
     *,
     temperature: float,
@@ -67,7 +67,7 @@ def sample(
     return [a._replace(logps=row[: len(a.ids)].copy()) for a, row in zip(answers, logps.cpu().numpy(), strict=True)]
 
 
-def _read(agent: Agent, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, object]:
+def _read(agent: Policy, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, object]:
     """Logits of each first token, attention mask and cache, from one pass over the different prompts."""
     different = list(dict.fromkeys(map(tuple, prompts)))
     width = max(map(len, different))
@@ -84,7 +84,7 @@ def _read(agent: Agent, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tenso
     return out.logits[rows, -1], attention[rows], out.past_key_values
 
 
-def _forward(agent: Agent, ids: Tensor, attention: Tensor, past):
+def _forward(agent: Policy, ids: Tensor, attention: Tensor, past):
     """One pass; padding on the left gives every row positions of its own."""
     positions = (attention.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     return agent.model(

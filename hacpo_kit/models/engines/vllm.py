@@ -31,11 +31,11 @@ import torch
 
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import did_you_mean
-from hacpo_kit.models.engines import Answer
-from hacpo_kit.models.lora import has_adapter, merged_state
+from hacpo_kit.models.engines.base import Answer
+from hacpo_kit.models.lora import has_adapter, merged_model
 
 if TYPE_CHECKING:
-    from hacpo_kit.models.agents import Agent
+    from hacpo_kit.models.engines.base import Policy
 
 # what a caller may set, by vLLM's own names; everything else is stated here or follows from the agent
 OPTIONS = {
@@ -98,7 +98,7 @@ class VLLM:
     # ── what an engine does ──────────────────────────────────────────────────────────────────────────────────────
 
     def sample(
-        self, agent: Agent, prompts: Sequence[Sequence[int]], *, temperature: float, max_new_tokens: int, seed: int
+        self, agent: Policy, prompts: Sequence[Sequence[int]], *, temperature: float, max_new_tokens: int, seed: int
     ) -> list[Answer]:
         """One answer to each prompt, with the engine's log-probs at this temperature; T = 0 is greedy.
 
@@ -134,11 +134,11 @@ class VLLM:
                 raise
         raise AssertionError("unreachable")
 
-    def synchronise(self, agent: Agent) -> None:
+    def synchronise(self, agent: Policy) -> None:
         """Copies the agent's weights into the running engine; `sample` does so whenever they have changed."""
         self._version = None  # until it is done
         # state_dict names tied embeddings twice; without lm_head.weight vLLM would keep the old one, and say nothing
-        state = merged_state(agent.model) if has_adapter(agent.model) else agent.model.state_dict()
+        state = merged_model(agent.model).state_dict()
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM does not let go of what it computed with the old weights")
@@ -165,7 +165,7 @@ class VLLM:
 
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check(self, agent: Agent, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int) -> None:
+    def _check(self, agent: Policy, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int) -> None:
         served = self._served() if self._served is not None else agent
         if served is not agent:
             name = "another agent, now gone" if served is None else f"agent {served.name!r}"
@@ -188,7 +188,7 @@ class VLLM:
                 "positions of its engine; raise max_model_len in engine_options, or shorten one of them"
             )
 
-    def _make_ready(self, agent: Agent) -> None:
+    def _make_ready(self, agent: Policy) -> None:
         """Started, awake, and with the agent's present weights."""
         if self._llm is None:
             self._version, self._asleep = None, False  # closed together with another engine
@@ -201,7 +201,7 @@ class VLLM:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
 
-    def _start(self, agent: Agent) -> None:
+    def _start(self, agent: Policy) -> None:
         if _unused & set(_running):
             _close_all()
         LLM, _, platform = _vllm()
@@ -236,7 +236,7 @@ class VLLM:
             )
 
     def _generate(
-        self, agent: Agent, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int, seed: int
+        self, agent: Policy, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int, seed: int
     ) -> list[Answer]:
         _, SamplingParams, platform = _vllm()
         ends = agent.end_ids
@@ -277,7 +277,7 @@ def _answer(output: Any, ends: set[int]) -> Answer:
     return Answer(ids, ids[-1] in ends, logps)
 
 
-def _plain_config(agent: Agent) -> Any:
+def _plain_config(agent: Policy) -> Any:
     """The configuration of the agent's model without adapters, as save_pretrained would write it."""
     model = agent.model.get_base_model() if has_adapter(agent.model) else agent.model
     config = deepcopy(model.config)
@@ -285,7 +285,7 @@ def _plain_config(agent: Agent) -> Any:
     return config
 
 
-def _cache_bytes(agent: Agent) -> int:
+def _cache_bytes(agent: Policy) -> int:
     """What one token takes in the cache: keys and values of every layer, in the agent's precision."""
     config = agent.model.config.get_text_config()
     heads = config.num_attention_heads

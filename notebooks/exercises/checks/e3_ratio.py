@@ -7,7 +7,7 @@ from judge import Case
 from torch import Tensor
 
 from checks.catalogue import make_exercise
-from hacpo_kit.models.agents import align
+from hacpo_kit.models.passes import align
 from hacpo_kit.objective import sequence_ratio
 
 t = torch.tensor

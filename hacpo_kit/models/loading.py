@@ -1,0 +1,192 @@
+"""Load agents: from built-in names, local folders or the hub, into this process or into workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hacpo_kit.common.seeds import derive_seed
+from hacpo_kit.config import did_you_mean
+from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.base import BaseAgent, check_tokenizer
+from hacpo_kit.models.engines.base import ENGINES
+from hacpo_kit.models.lora import add_adapter, check_extra
+from hacpo_kit.models.memory import check_fits
+from hacpo_kit.models.sources import (
+    built_in_sets,
+    is_built_in,
+    locate,
+    source_options,
+    unique_names,
+    without_progress_bars,
+)
+
+DTYPES = ("float32", "bfloat16", "float64", "float16")
+
+
+def load_agents(
+    names: str | Sequence[str | Path | BaseAgent],
+    *,
+    workers: str | None = None,
+    threads: int | None = None,
+    num_gpus: float | None = None,
+    **options: Any,
+) -> list[BaseAgent]:
+    """Load the agents of a built-in set ("tiny-model-pair"), or one per name in a list; `options` as in `load_agent`.
+
+    Agents with the same name are numbered #2, #3, …. With workers="ray" each agent is in a process of its own, on the Ray
+    cluster of RAY_ADDRESS or otherwise on this machine, with `threads` CPU threads (default: this process's threads,
+    divided among the agents) and `num_gpus` GPUs (default: 1 if the cluster has GPUs); the agents work in parallel.
+
+    Raises ValueError for an unknown set, the same Agent twice, more GPUs than the cluster has, and a loaded Agent with
+    `workers`; ModuleNotFoundError without Ray.
+    """
+    if isinstance(names, str):
+        sets = built_in_sets()
+        if names not in sets:
+            raise ValueError(
+                f"unknown set of agents {names!r}{did_you_mean(names, sets)}; there are {', '.join(sets)}; "
+                "use a list for other agents"
+            )
+        names = sets[names]["agents"]
+    return load_each([(name, options) for name in names], workers=workers, threads=threads, num_gpus=num_gpus)
+
+
+def load_each(
+    sources: Sequence[tuple[str | Path | BaseAgent, Mapping[str, Any]]],
+    *,
+    workers: str | None = None,
+    threads: int | None = None,
+    num_gpus: float | None = None,
+) -> list[BaseAgent]:
+    """Load an agent from each pair of a source and its options of `load_agent`; see `load_agents`."""
+    if not sources:
+        raise ValueError("no agents to load")
+    names = [
+        source.name if isinstance(source, BaseAgent) else options.get("name") or Path(str(source)).name
+        for source, options in sources
+    ]
+    unique = unique_names(names)
+    named = [(source, {**options, "name": name}) for (source, options), name in zip(sources, unique, strict=True)]
+    if workers is not None:
+        from hacpo_kit.models.ray_workers import load_in_workers
+
+        return load_in_workers(load_agent, named, workers, threads=threads, num_gpus=num_gpus)
+    if threads is not None or num_gpus is not None:
+        raise ValueError(
+            "threads= and num_gpus= are options of workers: use workers='ray', or torch.set_num_threads and device="
+        )
+    agents: list[BaseAgent] = []
+    for source, options in named:
+        if any(source is agent for agent in agents):
+            raise ValueError(f"agent {source.name!r} is listed twice; load it twice for two independent agents")
+        agent = source if isinstance(source, BaseAgent) else load_agent(source, **options)
+        if agent.name != options["name"]:
+            agent.submit(setattr, "name", options["name"]).result()  # where the model is
+            agent.name = options["name"]
+        agents.append(agent)
+    return agents
+
+
+def load_agent(
+    source: str | Path,
+    *,
+    name: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str = "float32",
+    attention: str | None = None,
+    gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | bool | None = None,
+    offload: bool = False,
+    prompt_format: str = "auto",
+    template: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    engine: str = "transformers",
+    engine_options: Mapping[str, Any] | None = None,
+) -> Agent:
+    """Load one agent from a built-in name, a local folder or a hub id, in this order; safetensors only.
+
+    - `device`: default a GPU if there is one, but the CPU for built-in agents, which are too small for a GPU and give the
+      same results on every machine.
+    - `dtype`: the precision of the model. "bfloat16" learns through float32 master weights; "float16" only samples.
+    - `attention`: an implementation of transformers ("sdpa", "eager", "flash_attention_2", …).
+    - `gradient_checkpointing`: store fewer activations and recompute them in the backward pass.
+    - `lora`: settings of peft's LoraConfig, or True for r = 16 on every linear layer; only the adapters learn.
+    - `offload`: keep weights, optimiser, reference and the engine's memory on the device only while they are used, so that
+      several agents share one device.
+    - `prompt_format`, `template`: see `Agent`.
+    - `engine`: "transformers" or "vllm", the latter with `engine_options` (`hacpo_kit.models.engines.vllm.OPTIONS`).
+
+    Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be loaded, ValueError for an
+    unusable model or option, MemoryError for a model that does not fit, ModuleNotFoundError for a missing extra.
+    """
+    where, is_local = locate(source)
+    sampler = _engine(engine, engine_options)
+    precision = _dtype(dtype)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() and not is_built_in(source) else "cpu"
+    if lora:
+        check_extra()
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds: after the checks above
+
+    name = name or Path(str(source)).name
+    options = source_options(source, revision, trust_remote_code)
+    with without_progress_bars():
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        check_tokenizer(tokenizer, name, prompt_format)
+        check_fits(where, precision, "cpu" if offload else device, **options)
+        kind = {} if attention is None else {"attn_implementation": attention}
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=precision, use_safetensors=True, **kind, **options)
+    if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
+        raise ValueError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, but the model has {rows} embeddings; "
+            "call model.resize_token_embeddings and save the model"
+        )
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    generation_config = model.generation_config
+    if lora:
+        model = add_adapter(model, {} if lora is True else lora, seed=derive_seed("lora", name))
+        model.generation_config = generation_config
+    agent = Agent(
+        model if offload else model.to(device),
+        tokenizer,
+        name=name,
+        prompt_format=prompt_format,
+        template=template,
+        engine=sampler,
+        offload=device if offload else None,
+    )
+    # absolute, so that a run finds the folder from any working directory
+    agent.origin = str(Path(where).resolve()) if is_local and not is_built_in(source) else str(source)
+    agent.loading = {
+        "device": str(device), "dtype": str(precision).removeprefix("torch."), "attention": attention,
+        "gradient_checkpointing": gradient_checkpointing, "lora": lora if isinstance(lora, bool | None) else dict(lora),
+        "revision": revision, "engine": engine, "engine_options": dict(engine_options) if engine_options else None,
+        "offload": offload,
+    }  # fmt: skip
+    return agent
+
+
+def _engine(name: str, options: Mapping[str, Any] | None):
+    """Return the engine with its options; None for transformers."""
+    if name == "vllm":
+        from hacpo_kit.models.engines.vllm import VLLM
+
+        return VLLM(**(options or {}))
+    if name != "transformers":
+        raise ValueError(f"unknown engine {name!r}{did_you_mean(name, ENGINES)}; there are {' and '.join(ENGINES)}")
+    if options:
+        raise ValueError(f"engine_options={dict(options)} need engine='vllm'; engine='transformers' has no options")
+    return None
+
+
+def _dtype(dtype: torch.dtype | str) -> torch.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype={dtype}: use one of {', '.join(DTYPES)} (float16 only samples)")
+    return getattr(torch, name)
