@@ -87,7 +87,7 @@ def test_an_update_without_memory_names_all_and_leaves_the_mini_batch_undone(sco
 def test_a_pass_of_one_rollout_gets_another_advice(scored, fail):
     agent, batch, config = scored
     fail(agent, 1)
-    with pytest.raises(MemoryError, match=r"of 1 rollouts, .*a single rollout needs a smaller max_new_tokens"):
+    with pytest.raises(MemoryError, match=r"over 1 rollouts, .*a single rollout needs a smaller max_new_tokens"):
         hk.update(agent, batch, config.replace(microbatch_tokens=1))
 
 
@@ -113,17 +113,17 @@ def test_a_cpu_without_memory_is_told_alike(qwen, problems, fail):
     fail(
         qwen, 1, RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 9 bytes")
     )
-    with pytest.raises(MemoryError, match=r"sampling 8 answers at once \(.*9 bytes\); sample fewer: rollout_batch=4"):
+    with pytest.raises(MemoryError, match=r"sampling 8 rollouts at once \(.*9 bytes\); sample fewer: rollout_batch=4"):
         hk.rollout(qwen, problems[:2], n=4, progress=False)
 
 
 def test_sampling_and_scoring_name_their_own_remedies(qwen, problems, fail, monkeypatch):
     fail(qwen, 3)
-    with pytest.raises(MemoryError, match=r"sampling 8 answers at once .*rollout_batch=4 \(batch_size where no Config"):
+    with pytest.raises(MemoryError, match=r"sampling 8 rollouts at once .*rollout_batch=4 \(batch_size without a Config"):
         hk.rollout(qwen, problems[:2], n=4, progress=False)
     monkeypatch.undo()
     fail(qwen, 1)
-    with pytest.raises(MemoryError, match=r"sampling 1 answers? at once .*give a smaller max_new_tokens"):
+    with pytest.raises(MemoryError, match=r"sampling 1 rollouts at once .*set a smaller max_new_tokens"):
         hk.evaluate(qwen, problems[:2], batch_size=1, progress=False)
     monkeypatch.undo()
     pool = hk.rollout(qwen, problems[:2], n=4, progress=False)
