@@ -467,7 +467,7 @@ def test_a_step_in_which_nothing_can_be_scored_is_counted_and_passed_over(fresh_
 
 
 def test_names_instead_of_agents_say_what_to_do():
-    with pytest.raises(TypeError, match=r"load them first, as in hk\.load_agents\('tiny-model-pair'\)"):
+    with pytest.raises(TypeError, match=r"load them first with hk\.load_agents\('tiny-model-pair'\)"):
         hk.train("tiny-model-pair", problems("train", 20), CONFIG, 1)
 
 
@@ -611,7 +611,7 @@ def test_when_no_checkpoint_can_be_read_nothing_starts_over(undisturbed, tmp_pat
 def test_names_that_are_no_folders_are_refused_before_anything_runs(fresh_agent, tmp_path, name):
     agent = fresh_agent("qwen3-sums")
     agent.name = name
-    with pytest.raises(ValueError, match="it becomes a folder"):
+    with pytest.raises(ValueError, match="becomes a folder"):
         hk.train(agent, problems("train", 20), CONFIG, 1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -629,7 +629,7 @@ def test_names_that_look_like_files_of_another_do_not_collide(fresh_agent, tmp_p
         runs[stop] = hk.train(fresh, problems("train", 20), config, 2, out=out, progress="off", save_every=1)
     assert same(weights(runs[1].agents), weights(runs[2].agents))
     fresh[1].name = "A"
-    with pytest.raises(ValueError, match="without regard to case"):
+    with pytest.raises(ValueError, match="ignoring case"):
         hk.train(fresh, problems("train", 20), config, 1)
 
 

@@ -98,7 +98,7 @@ def test_the_optimisers_step_without_memory_says_that_weights_may_have_moved(sco
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(torch.optim.AdamW, "step", full)
-    with pytest.raises(MemoryError, match=r"mini-batch 0: the optimiser's step, which may have moved.*lora=True"):
+    with pytest.raises(MemoryError, match=r"mini-batch 0: the optimiser's step, which may be incomplete.*lora=True"):
         hk.update(agent, batch, config)
 
 
@@ -119,7 +119,9 @@ def test_a_cpu_without_memory_is_told_alike(qwen, problems, fail):
 
 def test_sampling_and_scoring_name_their_own_remedies(qwen, problems, fail, monkeypatch):
     fail(qwen, 3)
-    with pytest.raises(MemoryError, match=r"sampling 8 rollouts at once .*rollout_batch=4 \(batch_size without a Config"):
+    with pytest.raises(
+        MemoryError, match=r"sampling 8 rollouts at once .*rollout_batch=4 \(batch_size without a Config"
+    ):
         hk.rollout(qwen, problems[:2], n=4, progress=False)
     monkeypatch.undo()
     fail(qwen, 1)
