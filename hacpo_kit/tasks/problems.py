@@ -91,20 +91,14 @@ class Problems(Sequence):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Counts of problems without a reference answer (with the reasons) and of repeated prompts.
+        """The number of problems without a reference answer, with the reasons for the first of them.
 
-        >>> Problems([Problem("a", "1+1=", "2"), Problem("b", "1+1=", "2")]).notes
-        ('1 of 2 problems repeat an earlier prompt',)
+        >>> Problems([Problem("a", "1+1=", "2"), Problem("b", "2+2=", "")]).notes
+        ("1 of 2 problems have no reference answer and get no reward: 'b' (gold is empty)",)
         """
         no_gold = [f"{p.id!r} ({p.meta.get('no_gold', 'gold is empty')})" for p in self if not p.gold]
-        repeated = len(self) - len({p.prompt_text for p in self})
-        notes = []
-        if no_gold:
-            what = "have no reference answer and get no reward"
-            notes.append(f"{len(no_gold)} of {len(self)} problems {what}: {_first(no_gold)}")
-        if repeated:
-            notes.append(f"{repeated} of {len(self)} problems repeat an earlier prompt")
-        return tuple(notes)
+        count = f"{len(no_gold)} of {len(self)} problems have no reference answer and get no reward"
+        return (f"{count}: {_first(no_gold)}",) if no_gold else ()
 
     def sample(self, k: int, seed: int = 0) -> Problems:
         """Return k different problems in random order, the same ones for the same seed.
@@ -136,16 +130,6 @@ class Problems(Sequence):
         if missing := size - len(chosen):
             chosen = np.concatenate([chosen, epoch_order(len(self), seed, epoch + 1, size, position % size)[:missing]])
         return self._at(chosen)
-
-    def to_frame(self):
-        """Return a pandas DataFrame: id, prompt, gold and one column per meta key (`meta.gold` if the name is taken)."""
-        import pandas as pd
-
-        def row(p: Problem) -> dict[str, Any]:
-            columns = {"id": p.id, "prompt": p.prompt, "gold": p.gold}
-            return columns | {f"meta.{key}" if key in columns else key: value for key, value in p.meta.items()}
-
-        return pd.DataFrame(map(row, self), columns=None if len(self) else ["id", "prompt", "gold"])
 
     def fingerprint(self) -> str:
         """Return 16 hex digits of the ids, prompts and reference answers in their order."""

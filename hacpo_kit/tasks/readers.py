@@ -6,8 +6,7 @@ import csv
 import json
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,18 @@ def open_rows(source: Any, split: str | None, config: str | None, revision: str 
     Raises ValueError for an unknown source or split, TypeError for a source of another type, FileNotFoundError, and OSError
     if a hub dataset cannot be loaded.
     """
-    name = type(source).__name__
     if isinstance(source, str | os.PathLike):
         path = Path(source)
-        if path.suffix.lower() in FILE_READERS and not path.is_dir():
+        if path.suffix.lower() in FILE_READERS:
             refuse(f"the file {path}", split=split, config=config, revision=revision)
             if not path.is_file():
                 raise FileNotFoundError(f"there is no file {path} in {Path.cwd()}")
             return path.stem, FILE_READERS[path.suffix.lower()](path)
-        if path.is_dir():
-            import datasets
-
-            name, source = path.name, datasets.load_from_disk(str(path))
-        elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source)) and not path.exists():
-            name, source = str(source), _load_from_hub(str(source), split, config, revision)
-            split = config = revision = None
-        else:
-            raise ValueError(
-                f"cannot load {str(source)!r}: give the name of an arithmetic set or a benchmark, a file "
-                f"({', '.join(FILE_READERS)}), a folder from save_to_disk, a hub id 'owner/name', or a table in memory"
-            )
-    return _table_rows(name, source, split, config, revision)
+        name, table = str(source), _load_from_hub(str(source), split, config, revision)
+    else:
+        name, table = type(source).__name__, _checked_table(source)
+        refuse(f"a {name}", split=split, config=config, revision=revision)
+    return name, ((f"{name}, row {number}", row) for number, row in enumerate(table, start=1))
 
 
 def refuse(source: str, **options: Any) -> None:
@@ -49,40 +39,38 @@ def refuse(source: str, **options: Any) -> None:
         raise ValueError(f"{source} does not take {', '.join(names)}")
 
 
-def _table_rows(name: str, table: Any, split, config, revision) -> tuple[str, Iterable[Row]]:
-    # a table of these libraries exists only if they are imported
-    datasets, pandas = sys.modules.get("datasets"), sys.modules.get("pandas")
-    if datasets and isinstance(table, datasets.DatasetDict):
-        split = next(iter(table)) if split is None and len(table) == 1 else split
-        if split not in table:
-            raise ValueError(f"{name} has no split {split!r}; choose split= from {', '.join(map(repr, table))}")
-        table, split = table[split], None
-    refuse(name, split=split, config=config, revision=revision)
-    if datasets and isinstance(table, datasets.Dataset):
-        table = table.with_format(None)
-    elif pandas and isinstance(table, pandas.DataFrame):
-        if not table.columns.is_unique:
-            raise ValueError(f"{name} has columns of the same name: {list(table.columns)}")
-        table = table.to_dict("records")
-    elif not isinstance(table, list | tuple):
+def _checked_table(table: Any) -> Iterable[Any]:
+    if isinstance(table, Mapping) or not hasattr(table, "__len__"):
         raise TypeError(
-            f"cannot load problems from {name}; give a path, a Hugging Face id, a list of dicts or of Problem, "
-            "a pandas DataFrame, or a datasets.Dataset"
+            f"cannot load problems from {type(table).__name__}; give a path, a Hugging Face id, a list of dicts or of Problem, "
+            "a pandas DataFrame, or one split of a dataset"
         )
-    return name, ((f"{name}, row {number}", row) for number, row in enumerate(table, start=1))
+    if not hasattr(table, "iterrows"):  # a list, or a datasets.Dataset, which is a sequence of dicts
+        return table
+    if not table.columns.is_unique:
+        raise ValueError(f"the DataFrame has columns of the same name: {list(table.columns)}")
+    return table.to_dict("records")
 
 
-def _load_from_hub(id: str, split, config, revision):
+def _load_from_hub(id: str, split: str | None, config: str | None, revision: str | None) -> Iterable[Any]:
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", id) or Path(id).exists():
+        raise ValueError(
+            f"cannot load {id!r}: give the name of a generated set or a benchmark, a file ({', '.join(FILE_READERS)}), a hub id "
+            "'owner/name', or a table in memory"
+        )
     import datasets
 
     try:
-        return datasets.load_dataset(id, config, split=split, revision=revision)
+        dataset = datasets.load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # network, credentials, name, split and format all raise different types
         raise OSError(
             f"could not load the Hugging Face dataset {id!r} (config={config!r}, split={split!r}, revision={revision!r}): "
-            f"{type(error).__name__}: {error}. Without network, download it elsewhere, store it with to_json, to_parquet or "
-            "save_to_disk, and give that path"
+            f"{type(error).__name__}: {error}. Without network, download it elsewhere, store it with to_json or to_parquet, "
+            "and give that path"
         ) from error
+    if isinstance(dataset, Mapping):
+        raise ValueError(f"{id} needs split=; it has {', '.join(map(repr, dataset))}")
+    return dataset
 
 
 def _parse(text: bytes, place: str) -> Any:

@@ -176,14 +176,12 @@ def test_load_problems_refuses_unknown_sources(tmp_path):
         with pytest.raises(FileNotFoundError, match=name):
             load_problems(tmp_path / name)
     write(tmp_path / "notes.txt", b"hello")
-    for source in ("arithmatic", tmp_path / "notes.txt", tmp_path / "nothing"):
+    for source in ("arithmatic", tmp_path / "notes.txt", tmp_path / "nothing", tmp_path):
         with pytest.raises(ValueError, match=r"cannot load .*owner/name"):
             load_problems(source)
     for source in (3, None, {"prompt": ["1"]}, (row for row in ROWS)):
         with pytest.raises(TypeError, match="cannot load problems from"):
             load_problems(source)
-    with pytest.raises(FileNotFoundError):
-        load_problems(tmp_path)  # a folder without a dataset
 
 
 @pytest.mark.parametrize(
@@ -236,25 +234,14 @@ def test_load_problems_ids():
         load_problems([{**ROWS[0], "id": 1}, ROWS[1]])
 
 
-def test_load_problems_keeps_repeated_prompts():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        problems = load_problems([*ROWS, ROWS[0], ROWS[0]])
-    assert len(problems) == 5 and "2 of 5" in problems.notes[0]
-
-
 def test_load_problems_takes_tables_in_memory():
     dataset = datasets.Dataset.from_list(ROWS)
-    alone = datasets.DatasetDict(test=dataset)
-    for source in (ROWS, tuple(ROWS), pd.DataFrame(ROWS), dataset, dataset.with_format("numpy"), alone):
+    for source in (ROWS, tuple(ROWS), pd.DataFrame(ROWS), dataset, dataset.with_format("numpy")):
         problems = load_problems(source)
         assert [(p.prompt, p.gold) for p in problems] == [(row["prompt"], row["gold"]) for row in ROWS]
         assert problems.source is None
-    both = datasets.DatasetDict(train=dataset, test=dataset.select([2]))
-    assert len(load_problems(both, split="test")) == 1
-    for split in (None, "dev"):
-        with pytest.raises(ValueError, match="choose split= from 'train', 'test'"):
-            load_problems(both, split=split)
+    with pytest.raises(TypeError, match="one split of a dataset"):
+        load_problems(datasets.DatasetDict(train=dataset))
     with pytest.raises(ValueError, match="same name"):
         load_problems(pd.DataFrame([["a", "b"]], columns=["prompt", "prompt"]))
     with pytest.warns(UserWarning, match="1 of 2"):
@@ -272,16 +259,6 @@ def test_load_problems_takes_a_list_of_problems():
         load_problems([ROWS[0], problems[0]])
 
 
-def test_load_problems_reads_folders_of_save_to_disk(tmp_path):
-    dataset = datasets.Dataset.from_list(ROWS)
-    dataset.save_to_disk(tmp_path / "one")
-    datasets.DatasetDict(train=dataset, test=dataset).save_to_disk(tmp_path / "two")
-    assert len(load_problems(tmp_path / "one")) == 3
-    problems = load_problems(str(tmp_path / "two"), split="test", limit=2)
-    assert ids(problems) == ["two/0", "two/1"]
-    assert load_problems(**problems.source) == problems
-
-
 def test_load_problems_reads_the_hub(monkeypatch):
     calls = []
 
@@ -295,6 +272,9 @@ def test_load_problems_reads_the_hub(monkeypatch):
     assert ids(problems) == ["owner/sums/0", "owner/sums/1"]
     assert load_problems(**problems.source) == problems
     assert calls[0] == calls[1]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: datasets.DatasetDict(train=ROWS, test=ROWS))
+    with pytest.raises(ValueError, match="needs split=; it has 'train', 'test'"):
+        load_problems("owner/sums")
 
 
 def test_load_problems_without_network_names_the_dataset(monkeypatch):

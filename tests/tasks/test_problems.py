@@ -86,13 +86,6 @@ def test_problems_refuses_repeated_ids():
         Problems([Problem("a", "1", "1"), Problem("b", "2", "2"), Problem("a", "3", "3")])
 
 
-def test_problems_to_frame_keeps_meta_and_renames_collisions():
-    problem = Problem("a", "1+1", "2", {"gold": "old", "level": 3})
-    row = {"id": "a", "prompt": "1+1", "gold": "2", "meta.gold": "old", "level": 3}
-    assert Problems([problem]).to_frame().to_dict("records") == [row]
-    assert list(numbered(0).to_frame().columns) == ["id", "prompt", "gold"]
-
-
 def test_problems_fingerprint_depends_on_content_and_order():
     a, b = numbered(2)
     variants = [
