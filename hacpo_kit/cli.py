@@ -199,24 +199,26 @@ def evaluate(
 
 @main.group()
 def export() -> None:
-    """Hand a run on to other programs."""
+    """Export a run for other programs."""
 
 
 @export.command("verl")
 @click.argument("out", type=click.Path(file_okay=False))
-@_pairs("parameters", "A parameter as of `run`, or a setting of Config.")
-@click.option("--run", "folder", default=None, metavar="FOLDER", help="Take all of it from this run; -p wins.")
-@click.option("--pair", default=None, help="The paper's settings for this pair of models; -p wins.")
-@click.option("--template", default="{}", metavar="JSON", help="For chat templates: '{\"enable_thinking\": false}'.")
-@click.option("--gpus", default=8, show_default=True, help="GPUs of each machine.")
-@click.option("--nodes", default=1, show_default=True, help="Machines.")
+@_pairs("parameters", "A parameter of `run`, or a setting of Config.")
+@click.option("--run", "folder", default=None, metavar="FOLDER", help="Export this run; -p overrides its settings.")
+@click.option("--pair", default=None, help="The paper's settings for this pair of models; -p overrides them.")
+@click.option(
+    "--template", default="{}", metavar="JSON", help="Keywords for chat templates: '{\"enable_thinking\": false}'."
+)
+@click.option("--gpus", default=8, show_default=True, help="GPUs per node.")
+@click.option("--nodes", default=1, show_default=True, help="Nodes.")
 @click.option(
     "--max-prompt-tokens", type=int, default=None, help="Default: the longest prompt, if it can be measured here."
 )
 def export_verl(out, parameters, folder, pair, template, gpus, nodes, max_prompt_tokens) -> None:
-    """Write the folder OUT, with which the authors' HACPO recipe on verl makes this run.
+    """Write the folder OUT, with which the authors' HACPO recipe on verl runs this training.
 
-    OUT/launch.sh starts it there, OUT/mapping.md says what became of every setting.
+    OUT/launch.sh starts it there. OUT/mapping.md lists the name of every setting in the recipe.
 
     Example: hacpo-kit export verl for-verl --pair "qwen3-1.7b-base + qwen3-4b-base" -p problems math.jsonl -p steps 58
     -p agents Qwen/Qwen3-1.7B-Base,Qwen/Qwen3-4B-Base

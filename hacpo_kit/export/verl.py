@@ -32,15 +32,20 @@ from hacpo_kit.tasks.problems import Problem, Problems
 
 @dataclass(frozen=True)
 class VerlOptions:
-    """How verl evaluates, saves and distributes the run."""
+    """How verl evaluates, saves and distributes the run.
 
-    eval_every: int = 4  # steps
-    eval_k: int = 1  # responses to each test problem; 1 is greedy
-    save_every: int = 5  # steps
-    gpus: int = 8  # per node
+    eval_every and save_every are in steps, eval_k counts the responses to each test problem (1: greedy), gpus those of one
+    node. max_prompt_tokens defaults to the longest prompt, at least 1024 if a model is not on this machine. template has
+    keywords for every chat template.
+    """
+
+    eval_every: int = 4
+    eval_k: int = 1
+    save_every: int = 5
+    gpus: int = 8
     nodes: int = 1
-    max_prompt_tokens: int | None = None  # default: the longest prompt, at least 1024 if a model is not on this machine
-    template: Mapping[str, Any] = field(default_factory=dict)  # keywords for every chat template
+    max_prompt_tokens: int | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         for name in ("eval_every", "eval_k", "save_every", "gpus", "nodes"):
