@@ -39,10 +39,12 @@ NOTEBOOK_TESTS = $(SAME) $(NEW_RUNS) $(BIN)/python -m pytest $$($(SAME) $(BIN)/p
 
 test: $(READY) lint  ## the fast tests, one browser test for each widget, every notebook once
 	$(BIN)/python -m pytest -m "not slow" --ignore tests/notebooks -n 2 --dist loadfile --durations 5
+	$(SAME) $(BIN)/python tests/short_runs.py
 	$(NOTEBOOK_TESTS) $(NOTEBOOKS)
 
 test-all: $(READY) lint  ## all tests; every notebook with its own parameters, with others, and compared with its stored outputs
 	$(BIN)/python -m pytest --ignore tests/notebooks -n 2 --dist loadfile --no-loadscope-reorder --durations 5
+	$(SAME) $(BIN)/python tests/short_runs.py
 	$(NOTEBOOK_TESTS) tests/notebooks $(NOTEBOOKS)
 
 # the vLLM engine on a CPU, in an environment of its own: vLLM brings its own versions of much
@@ -62,6 +64,7 @@ test-vllm: setup-vllm  ## the vLLM engine on a CPU
 # agents in Ray workers, on a local cluster, in the same environment
 test-ray: setup-vllm  ## agents in Ray workers
 	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/models/test_ray.py
+	$(SAME) $(VLLM)/python tests/short_runs.py
 
 lint: $(READY)  ## style, format and import layers
 	$(BIN)/ruff check .

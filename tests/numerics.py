@@ -1,11 +1,10 @@
-"""Whether this machine calculates like the one whose outputs are stored in the notebooks, to the last bit.
+"""Whether results on this machine are bit-identical to those of the machine that stored the notebooks' outputs.
 
     python tests/numerics.py           prints how nbval should run here
-    python tests/numerics.py --write   keeps the mark of this machine; `make notebooks` does so after executing them
+    python tests/numerics.py --write   stores the mark of this machine; `make notebooks` does so after executing them
 
-A processor may round a sum in another order, a sampled token then differs now and then, and soon every figure does:
-nothing is wrong, but nothing can be compared either. There nbval only checks that every cell runs and that every
-assertion of a notebook holds.
+Another processor may add numbers in another order. Rounding then changes a sampled token now and then, and every figure
+after it. On such a machine nbval only checks that every cell runs and that every assertion of a notebook holds.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MARK = Path(__file__).resolve().parent / "numerics.json"
 
 
 def mark() -> str:
-    """A hash of two agents' weights after one step together."""
+    """Return a hash of two agents' weights after one step together."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         agents = hk.load_agents("tiny-model-pair", device="cpu")
@@ -43,5 +42,8 @@ if __name__ == "__main__":
     elif json.loads(MARK.read_text(encoding="utf-8"))["weights"] == found:
         print("--nbval")
     else:
-        print("other arithmetic than where the notebooks were stored: their figures are not compared", file=sys.stderr)
+        print(
+            "numerics differ from the machine that stored the notebooks: their outputs are not compared",
+            file=sys.stderr,
+        )
         print("--nbval-lax")
