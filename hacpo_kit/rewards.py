@@ -51,7 +51,9 @@ def reward(
     except ValueError as error:
         if not hasattr(error, "item"):
             raise
-        raise _with_rollout(error, pool) from None
+        from hacpo_kit.models.faults import invalid_reward  # needs torch, which scoring does not
+
+        raise invalid_reward(error, pool, error.item) from None
     unscored = [(r, v) for r, v in zip(pool, verdicts, strict=True) if v.reward is None]
     if unscored:
         first, verdict = unscored[0]
@@ -61,18 +63,6 @@ def reward(
             stacklevel=2,
         )
     return pool.with_rewards([v.reward for v in verdicts], [v.status for v in verdicts])
-
-
-def _with_rollout(error: ValueError, pool: Pool) -> Exception:
-    """Return the error with the rollout that its `item` stands for."""
-    from hacpo_kit.common.faults import with_fault
-    from hacpo_kit.records import rollout_names
-
-    rollout = pool.rollouts[error.item]
-    problem = pool.problem(rollout.problem)
-    named = ValueError(f"agent {rollout.source!r}, {rollout_names([rollout])}: {error}")
-    details = {"prompt": problem.prompt_text, "gold": problem.gold}
-    return with_fault(named, rollout.source, [rollout], [details])
 
 
 def score(

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from hacpo_kit.common.faults import with_fault
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.common.timing import divide_time, timed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, as_list, run_on_each
 from hacpo_kit.models.engines import transformers as transformers_engine
 from hacpo_kit.models.engines.base import Answer
+from hacpo_kit.models.faults import check_logps
 from hacpo_kit.models.oom import memory_advice, pass_memory_advice
 from hacpo_kit.models.passes import microbatches
-from hacpo_kit.records import Pool, Rollout, engine_gap, rollout_names
+from hacpo_kit.records import Pool, Rollout, engine_gap
 
 if TYPE_CHECKING:
     from hacpo_kit.tasks.problems import Problem
@@ -174,7 +174,7 @@ def sample_batches(
                 _record(agent, problems[i].id, k, prompts[i], answer)
                 for (i, k), answer in zip(batch, answers, strict=True)
             ]
-            _check_finite(agent, rollouts, [r.engine_logps for r in rollouts])  # evaluation does not score afterwards
+            check_logps(agent, rollouts, [r.engine_logps for r in rollouts])  # evaluation does not score afterwards
             yield rollouts
 
 
@@ -212,7 +212,7 @@ def score(agent: Agent, rollouts: Sequence[Rollout], *, temperature: float, toke
             for i, row in zip(rows, values, strict=True):
                 logps[i] = row[: len(responses[i])].copy()
     scored = [replace(r, logps=values) for r, values in zip(rollouts, logps, strict=True)]
-    _check_finite(agent, scored, [r.logps for r in scored])
+    check_logps(agent, scored, [r.logps for r in scored])
     return scored
 
 
@@ -229,15 +229,6 @@ def _score_new(agent: Agent, rollouts: Sequence[Rollout], sampling: Sampling) ->
             if max(abs(float(r.logps.mean() - engine_logps[i].mean())) for i, r in scored.items()) <= SAME_LOGP:
                 return [scored.get(i) or replace(r, logps=engine_logps[i]) for i, r in enumerate(rollouts)]
     return score(agent, rollouts, **settings)
-
-
-def _check_finite(agent: Agent, rollouts: Sequence[Rollout], logps: Sequence[np.ndarray | None]) -> None:
-    """Raise FloatingPointError, with the rollouts, unless every known log-probability is finite."""
-    bad = [r for r, values in zip(rollouts, logps, strict=True) if values is not None and not np.isfinite(values).all()]
-    if bad:
-        error = f"agent {agent.name!r}: log-probabilities of {len(bad)} rollouts are not finite ({rollout_names(bad)})"
-        details = [{"prompt": agent.decode(r.prompt_ids), "engine_logps": r.engine_logps} for r in bad]
-        raise with_fault(FloatingPointError(error), agent.name, bad, details)
 
 
 def _warn(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int) -> None:

@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hacpo_kit.common.faults import with_fault
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.faults import not_finite
 from hacpo_kit.models.oom import memory_advice, pass_memory_advice
 from hacpo_kit.models.passes import microbatches
 from hacpo_kit.objective import grpo_loss, hacpo_loss, kl_to_reference, lower_bound
-from hacpo_kit.records import Batch, MiniBatch, StepStats, rollout_names
+from hacpo_kit.records import Batch, MiniBatch, StepStats
 
 
 def update(
@@ -111,7 +111,7 @@ def _one_update(agent: Agent, batch: Batch, m: int, config: Config, old: Mapping
             optimizer.zero_gradients()  # the moments decay as with any gradient
         grad_norm = float(torch.nn.utils.clip_grad_norm_(optimizer.masters, config.max_grad_norm))
         if not math.isfinite(grad_norm):
-            raise _not_finite(agent, batch, _bad_gradients(agent, batch, active, m, config, old), m, "gradient")
+            raise not_finite(agent, batch, _bad_gradients(agent, batch, active, m, config, old), m, "gradient")
         with memory_advice(agent, f"mini-batch {m}: the optimiser's step, which may be incomplete", remedy):
             optimizer.step()
     finally:
@@ -274,7 +274,7 @@ def _check_finite(agent: Agent, batch: Batch, rows: list[int], m: int, result: P
     for name, values in (("objective", result.objective), ("importance ratio", result.ratio), ("KL", result.kl)):
         if values is not None and not values.isfinite().all():
             bad = [rows[k] for k in (~values.isfinite()).nonzero().flatten().tolist()]
-            raise _not_finite(agent, batch, bad, m, name)
+            raise not_finite(agent, batch, bad, m, name)
 
 
 def _bad_gradients(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, old) -> list[int]:
@@ -286,27 +286,6 @@ def _bad_gradients(agent: Agent, batch: Batch, rows: list[int], m: int, config: 
         if not all(p.grad.isfinite().all() for p in agent.model.parameters() if p.grad is not None):
             bad.append(i)
     return bad or rows
-
-
-def _not_finite(agent: Agent, batch: Batch, rows: list[int], m: int, name: str) -> Exception:
-    """Return the error that names these rows of a mini-batch, with everything that led to the number."""
-    part = batch.part(rows)
-    with torch.no_grad():
-        logps, _ = agent.logprobs(part.prompt_ids, part.response_ids, temperature=batch.pool.temperature)
-    details = [
-        {
-            "prompt": batch.pool.problem(r.problem).prompt_text, "gold": batch.pool.problem(r.problem).gold,
-            "advantage": part.advantages[k].item(), "weight": part.weights[k].item(), "own": part.own[k].item(),
-            "source_mean_logp": part.source_mean_logp[k].item(), "learner_token_ids": part.response_ids[k],
-            "learner_logps": logps[k, : len(part.response_ids[k])].cpu().numpy(),
-        }
-        for k, r in enumerate(part.rollouts)
-    ]  # fmt: skip
-    error = FloatingPointError(
-        f"agent {agent.name!r}, mini-batch {m}: the {name} of {len(rows)} rollouts is not finite "
-        f"({rollout_names(part.rollouts)}); the weights are as before this mini-batch"
-    )
-    return with_fault(error, agent.name, part.rollouts, details, minibatch=m)
 
 
 def _warn_if_range_closes(agent: Agent, parts: Sequence[Batch], config: Config) -> None:
