@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from hacpo_kit.experiments.comparisons import ABLATIONS, ahead_at_half, early_step, paired_differences, scores
+from hacpo_kit.experiments.comparisons import ABLATIONS, ahead_at_half, early_step, paired_differences
 from hacpo_kit.experiments.selection import usable
 from hacpo_kit.experiments.statistics import MEAN
 
@@ -23,40 +23,26 @@ def claims(
 
     Columns: agents, claim, mean, low, high, seeds, result. A result is "held" if the 95 % interval lies above 0, or above
     −`margin` for "no worse"; "did not hold" if it lies below; else "undecided". Without an interval it is "no interval"
-    (one seed), "no common seed" or "not run".
+    (one common seed) or "not run" (none).
     """
     frame, _ = usable(frame)
     rows = []
     for agents in sorted(map(str, frame["agents"].unique())):
         part = frame[frame["agents"].astype(str) == agents]
-        values, _ = scores(part, metric)
-        early = early_step(values)
         difference = partial(paired_differences, part, last=last, metric=metric)
-        end, half = difference(baseline), ahead_at_half(part, method, doubled, (0.5,), last=last, metric=metric)
-        cost = half[half["point"] == "end"].eval("rollouts_method / rollouts_against")
-        share = "half" if cost.empty or round(cost.iloc[0], 2) == 0.5 else f"{cost.iloc[0]:.0%}"
-        midway, at_end = (half[half["point"] == point].assign(method=method, agent=MEAN) for point in ("50%", "end"))
+        early, end, parts = early_step(part, metric), difference(baseline), difference(method)
+        half = ahead_at_half(part, method, doubled, (0.5,), last, metric).assign(method=method, agent=MEAN)
+        midway, at_end = half[half["point"] == "50%"], half[half["point"] == "end"]
         found = [
-            (f"{method} is ahead of {baseline} early (step {early})", baseline, _row(difference(baseline, early), method), 0),
-            (f"{method} ends ahead of {baseline}", baseline, _row(end, method), 0),
-            (f"no agent ends worse than with {baseline}", baseline, weakest(end, method, margin), margin),
-            (f"half way, {method} is ahead of {doubled} with half of its rollouts", doubled, _row(midway, method), 0),
-            (f"{method} ends no worse than {doubled} with {share} of its rollouts", doubled, _row(at_end, method), margin),
-            (f"{method} ends ahead of naive sharing", "naive", _row(difference("naive"), method), 0),
+            (f"{method} is ahead of {baseline} early (step {early})", _row(difference(baseline, early), method), 0),
+            (f"{method} ends ahead of {baseline}", _row(end, method), 0),
+            (f"no agent ends worse than with {baseline}", weakest(end, method, margin), margin),
+            (f"half way, {method} is ahead of {doubled} with half of its rollouts", _row(midway, method), 0),
+            (f"{method} ends no worse than {doubled}", _row(at_end, method), margin),
+            (f"{method} ends ahead of naive sharing", _row(difference("naive"), method), 0),
+            *((f"without a part ({a}), {method} ends lower", _negated(_row(parts, a)), 0) for a in ABLATIONS),
         ]  # fmt: skip
-        parts = difference(method)
-        found += [(f"without a part ({a}), {method} ends lower", a, _negated(_row(parts, a)), 0) for a in ABLATIONS]
-        seeds = values.groupby("method", observed=True)["seed"].agg(set)
-        apart = [other for other in seeds.index if method in seeds and not seeds[method] & seeds[other]]
-        rows += [
-            {
-                "agents": agents,
-                "claim": claim,
-                **row,
-                "result": "no common seed" if other in apart else result(row, limit),
-            }
-            for claim, other, row, limit in found
-        ]
+        rows += [{"agents": agents, "claim": text, **row, "result": result(row, limit)} for text, row, limit in found]
     return pd.DataFrame(rows)
 
 

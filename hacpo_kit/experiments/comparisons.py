@@ -12,7 +12,7 @@ import pandas as pd
 
 from hacpo_kit.config import did_you_mean
 from hacpo_kit.experiments.selection import method_order, usable
-from hacpo_kit.experiments.statistics import BEFORE, MEAN, interval, over_seeds, paired
+from hacpo_kit.experiments.statistics import BEFORE, MEAN, over_seeds, paired
 
 ABLATIONS = ("no_capability_baseline", "no_discrepancy", "alpha=0", "delta_step=0", "no_clip")
 RUN = ["agents", "method", "seed", "run"]
@@ -29,13 +29,10 @@ def scores(frame: pd.DataFrame, metric: str = "avg@1") -> tuple[pd.DataFrame, li
     """
     frame, notes = usable(frame)
     of_agents = frame[frame["agent"] != ""]
-    rows = of_agents[of_agents["metric"] == metric]
+    rows = of_agents[of_agents["metric"] == metric].dropna(subset="value")
     if rows.empty:
         known = sorted(set(map(str, frame["metric"])))
         raise ValueError(f"no metric {metric!r}{did_you_mean(metric, known)}; there are {', '.join(known)}")
-    if missing := int(rows["value"].isna().sum()):
-        notes.append(f"{missing} values of {metric} are NaN and count as missing.")
-        rows = rows.dropna(subset="value")
     costs = [c for c in ("rollouts", "tokens") if c in rows]
     rows = rows[[*RUN, "step", "agent", "value", *costs]].astype(dict.fromkeys(("agents", "run", "agent"), str))
     agents_per_run = of_agents.groupby("run", observed=True)["agent"].nunique()
@@ -45,7 +42,7 @@ def scores(frame: pd.DataFrame, metric: str = "avg@1") -> tuple[pd.DataFrame, li
     complete = by_step["size"] == by_step["agents"].map(expected)
     if len(incomplete := by_step[~complete]):
         places = ", ".join(f"{r.run} at step {r.step}" for r in incomplete.itertuples())
-        notes.append(f"{metric} of an agent is missing, so there is no mean over agents: {places}.")
+        notes.append(f"{metric} of an agent is missing or NaN, so there is no mean over agents: {places}.")
     means = by_step[complete].drop(columns="size").rename(columns={"mean": "value"}).assign(agent=MEAN)
     return pd.concat([rows, means], ignore_index=True), notes
 
@@ -61,10 +58,15 @@ def at_step(rows: pd.DataFrame, step: int | str, last: int) -> pd.DataFrame:
     return tail.groupby([*RUN, "agent"], observed=True).agg(value=("value", "mean"), step=("step", "max")).reset_index()
 
 
-def early_step(rows: pd.DataFrame) -> int:
+def early_step(frame: pd.DataFrame, metric: str = "avg@1") -> int:
     """Return the first evaluated step after a quarter of the training, a choice that does not depend on the results."""
-    steps = sorted(s for s in rows["step"].unique() if s > 0)
-    return int(next(s for s in steps if s >= max(steps) / 4))
+    steps = frame.loc[frame["metric"] == metric, "step"]
+    return int(steps[steps >= steps.max() / 4].min())
+
+
+def _not_run(rows: pd.DataFrame, methods: Sequence[str], agents: str) -> list[str]:
+    missing = [method for method in methods if method not in set(rows["method"])]
+    return [f"No finished run on {agents} of: {', '.join(missing)}."] if missing else []
 
 
 def _table(parts: Sequence[pd.DataFrame], columns: Sequence[str], notes: Sequence[str]) -> pd.DataFrame:
@@ -99,63 +101,36 @@ def accuracy_curves(
 
 
 def final_table(frame: pd.DataFrame, metric: str = "avg@1") -> pd.DataFrame:
-    """Return the accuracy after the last step: agents (and their mean) by method, test sets as columns.
+    """Return the accuracy before training and after the last step on every test set, mean over seeds.
 
-    Index: agents, agent, method, with "before training" among the methods. Columns: (test set, "mean" | "half") for each
-    metric `avg@1/<set>` and their average, or for `avg@1` alone; and seeds. half is half the width of the 95 % interval
-    over seeds, NaN for a single seed and before training.
+    Test sets are the metrics `avg@1/<set>` and their average, or `avg@1` alone. Columns: agents, agent, method (or "before
+    training"), set, mean, low, high, seeds. A run that lacks a set has no average. Before training low and high are NaN,
+    because all seeds start from the same agents.
     """
     names = [m for m in dict.fromkeys(map(str, frame["metric"])) if m.startswith(f"{metric}/")] or [metric]
-    parts, notes = [], []
+    parts, notes, key = [], [], ["agents", "agent", "method"]
     for name in names:
         rows, found = scores(frame, name)
         notes += [note for note in found if note not in notes]
-        # all methods start from the same agents, so each seed counts once
-        before = rows[rows["step"] == 0].groupby(["agents", "agent", "seed"])["value"].mean().reset_index()
-        before = before.assign(method=BEFORE, run=before["seed"].map("seed {}".format))
-        parts.append(pd.concat([at_step(rows, "end", 1), before]).assign(set=name.removeprefix(f"{metric}/")))
-    rows = pd.concat(parts).astype({"method": str})
-    sets, key = list(dict.fromkeys(rows["set"])), ["agents", "agent", "method"]
-    values = rows.pivot_table(index=[*key, "run"], columns="set", values="value")[sets]
-    if len(sets) > 1:
-        values["average"] = values[sets].mean(axis=1, skipna=False)  # NaN if one set is missing
-    columns = {name: interval(values[name].dropna(), key).eval("half = high - mean") for name in values}
-    table = pd.concat({name: column[["mean", "half"]] for name, column in columns.items()}, axis=1)
-    trained = table.index.get_level_values("method") != BEFORE
-    table[("seeds", "")] = values.groupby(level=key).size().where(trained)
-    table.loc[~trained, [(name, "half") for name in values]] = np.nan
+        start = rows[rows["step"] == 0].drop_duplicates(["agents", "agent", "seed"]).assign(method=BEFORE)
+        part = pd.concat([at_step(rows, "end", 1), start]).astype({"method": str})
+        parts.append(part.assign(set=name.removeprefix(f"{metric}/")))
+    rows = pd.concat(parts)
+    if len(names) > 1:
+        average = rows.groupby([*key, "run"])["value"].agg(["mean", "size"]).reset_index()
+        average = average[average["size"] == len(names)].rename(columns={"mean": "value"})
+        rows = pd.concat([rows, average.assign(set="average")])
+    table = over_seeds(rows, [*key, "set"])
+    table.loc[table["method"] == BEFORE, ["low", "high"]] = np.nan
+    sets = list(dict.fromkeys(rows["set"]))
     methods = [BEFORE, *method_order(rows.loc[rows["method"] != BEFORE, "method"])]
-    rank = [(agents, agent == MEAN, agent, methods.index(method)) for agents, agent, method in table.index]
-    table = table.iloc[sorted(range(len(table)), key=rank.__getitem__)]
-    table.attrs["notes"] = notes
-    return table
-
-
-def ablation_table(
-    frame: pd.DataFrame, base: str = "hacpo", early: int | None = None, last: int = 3, metric: str = "avg@1"
-) -> pd.DataFrame:
-    """Return the accuracy of each ablation and its paired difference to `base`, early in training and at the end.
-
-    `early` is a step, by default `early_step`; the end is the mean of the `last` evaluations. Columns: agents, method, when
-    ("early" | "end"), step, mean, low, high, seeds, difference, difference_low, difference_high, pairs. The notes in
-    `.attrs["notes"]` name the ablations that were not run.
-    """
-    rows, notes = scores(frame, metric)
-    rows, parts = rows[(rows["agent"] == MEAN) & rows["method"].isin([base, *ABLATIONS])], []
-    names = {"mean": "difference", "low": "difference_low", "high": "difference_high", "seeds": "pairs"}
-    for agents, group in rows.groupby("agents"):
-        notes += _not_run(group, (base, *ABLATIONS), agents)
-        for when, step in (("early", early_step(group) if early is None else early), ("end", "end")):
-            values = at_step(group, step, last)
-            accuracy = over_seeds(values, ["agents", "method"]).assign(when=when, step=values["step"].max())
-            parts.append(accuracy.merge(paired(values, base).rename(columns=names), how="left", on="method"))
-    columns = ["agents", "method", "when", "step", "mean", "low", "high", "seeds", *names.values()]
-    return _table(parts, columns, notes if parts else [*notes, f"No run of {base} or of an ablation of it."])
-
-
-def _not_run(rows: pd.DataFrame, methods: Sequence[str], agents: str) -> list[str]:
-    missing = [m for m in methods if m not in set(rows["method"])]
-    return [f"No finished run on {agents} of: {', '.join(missing)}."] if missing else []
+    places = {"method": methods, "set": sets}
+    table["is_mean"] = table["agent"] == MEAN
+    table = table.sort_values(
+        ["agents", "is_mean", "agent", "method", "set"],
+        key=lambda column: column.map(places[column.name].index) if column.name in places else column,
+    )
+    return _table([table], [*key, "set", "mean", "low", "high", "seeds"], notes)
 
 
 def targets(frame: pd.DataFrame, against: str = "gspo", share: float = 0.9, metric: str = "avg@1") -> dict[str, float]:
@@ -199,14 +174,13 @@ def rollouts_to_reach(
 
 
 def _first_reach(x: pd.Series, y: pd.Series, target: float) -> float:
-    """Return the x at which a line through the points first reaches the target; infinity if it never does."""
+    """Return the x at which a line through the points first reaches the target, infinity if it never does."""
     x, y = x.to_numpy(float), y.to_numpy(float)
-    reached = np.flatnonzero(y >= target)
-    if not len(reached):
+    if not (y >= target).any():
         return float("inf")
-    if (i := reached[0]) == 0:
-        return float(x[0])
-    return float(x[i - 1] + (x[i] - x[i - 1]) * (target - y[i - 1]) / (y[i] - y[i - 1]))
+    first = int(np.argmax(y >= target))
+    around = slice(max(first - 1, 0), first + 1)
+    return float(np.interp(target, y[around], x[around]))
 
 
 # ── differences over the same seeds ──────────────────────────────────────────────────────────────────────────────────
@@ -227,10 +201,6 @@ def paired_differences(
         known = ", ".join(map(str, sorted(set(rows["step"]))))
         raise ValueError(f"no run was evaluated at step {step}; there are {known}")
     for agents, group in values.groupby("agents"):
-        if group["step"].nunique() > 1:
-            ends = group.groupby("method", observed=True)["step"].unique()
-            steps = "; ".join(f"{m}: {', '.join(map(str, sorted(s)))}" for m, s in ends.items())
-            notes.append(f"On {agents} the runs end at different steps ({steps}).")
         if missing := _not_run(group, [against], agents):
             notes += missing
             continue

@@ -1,16 +1,9 @@
-"""Accuracies and differences as text: percent, percentage points, and a styled table."""
+"""Accuracies and differences as text."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
-
-from hacpo_kit.experiments.statistics import BEFORE
-
-if TYPE_CHECKING:
-    from pandas.io.formats.style import Styler
 
 
 def percent(mean: float, half: float = float("nan")) -> str:
@@ -36,24 +29,7 @@ def points(mean: float, low: float = float("nan"), high: float = float("nan")) -
     return f"{mean} [no interval]" if "nan" in low else f"{mean} [{low}, {high}]"
 
 
-def styled(table: pd.DataFrame) -> Styler:
-    """Return `final_table` as mean ± half the interval in percent; the best method of each agent and test set is bold.
-
-    Methods with equal means share the bold type. If all methods are equal, none is bold.
-    """
-    from pandas.io.formats.style import Styler  # needs jinja2, which is installed together with the notebooks
-
-    sets = [name for name in dict.fromkeys(table.columns.get_level_values(0)) if name != "seeds"]
-    text = pd.DataFrame({name: [percent(m, h) for m, h in table[name][["mean", "half"]].to_numpy()] for name in sets})
-    text = text.set_index(table.index)
-    text["seeds"] = ["–" if np.isnan(n) else f"{n:.0f}" for n in table[("seeds", "")]]
-    bold = pd.DataFrame("", index=text.index, columns=text.columns)
-    trained = table[table.index.get_level_values("method") != BEFORE]
-    for name in sets:
-        rounded = trained[name]["mean"].mul(100).round(1)
-        best, worst = (rounded.groupby(level=["agents", "agent"]).transform(f) for f in ("max", "min"))
-        bold.loc[rounded.index[(rounded == best) & (best > worst)], name] = "font-weight: bold"
-    style = Styler(text, uuid="final", cell_ids=False, table_attributes='class="dataframe"')
-    for axis in (0, 1):  # a Styler does not escape HTML by itself
-        style = style.format_index(escape="html", axis=axis)
-    return style.format(escape="html").apply(lambda _: bold, axis=None)
+def final_text(table: pd.DataFrame) -> pd.DataFrame:
+    """Return `final_table` as text, one column per test set: mean ± half the width of the 95 % interval, in percent."""
+    text = table.assign(text=[percent(r.mean, r.high - r.mean) for r in table.itertuples()])
+    return text.set_index(["agents", "agent", "method", "set"])["text"].unstack("set", sort=False, fill_value="–")

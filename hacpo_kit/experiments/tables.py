@@ -5,9 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from hacpo_kit.common.files import read_json, read_steps
 from hacpo_kit.config import Config
@@ -15,15 +13,12 @@ from hacpo_kit.experiments.paths import PROJECT
 from hacpo_kit.models.sources import built_in_sets
 from hacpo_kit.runs import changes
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 COUNTS = ("step", "rollouts", "tokens", "seconds")  # columns of the table, not metrics
-TEXT = [
-    "run",
-    "agent",
-    "metric",
-    "agents",
-    "changed",
-    *(k for k, v in Config.model_fields.items() if isinstance(v.default, str)),
-]
+TEXT = ["run", "agent", "metric", "agents", "changed"]
+TEXT += [name for name, about in Config.model_fields.items() if isinstance(about.default, str)]
 
 
 def read_runs(folder: str | Path) -> pd.DataFrame:
@@ -34,12 +29,15 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
     `changed` (settings that changed during training, "" for none), `agents` (a built-in set, or names joined by "+"),
     `steps` (planned), `finished`. ω(k, j) is the metric `omega/j` of agent k. Text columns are categorical.
 
-    `folder` can also be a `.parquet` file that `to_parquet` wrote from such a table. Warns of runs that cannot be read.
-    Raises FileNotFoundError if there is no readable run, ValueError for another file.
+    `folder` can also be a `.parquet` file that `to_parquet` wrote from such a table. A relative path that does not exist here
+    starts at the root of the repository. Runs that cannot be read are named in a warning and in `.attrs["notes"]`. Raises
+    FileNotFoundError if there is no readable run.
     """
-    folder = Path(folder)
-    if folder.is_file():
-        return _read_parquet(folder)
+    import pandas as pd
+
+    folder = Path(folder) if Path(folder).exists() else PROJECT / folder
+    if folder.suffix == ".parquet":
+        return pd.read_parquet(folder)
     found = sorted(path.parent for path in folder.rglob("run.json"))
     if not found:
         reason = "there is no run.json in it or below" if folder.is_dir() else "the folder does not exist"
@@ -54,31 +52,19 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
             continue
         if not (path / "metrics.jsonl").read_bytes().endswith(b"\n"):
             faults.append(f"{name} (the last line of metrics.jsonl is incomplete and is excluded)")
-    if faults:
-        warnings.warn(f"{len(faults)} of {len(found)} runs in {folder}: {'; '.join(faults)}", stacklevel=2)
+    note = f"{len(faults)} of {len(found)} runs in {folder} could not be read completely: {'; '.join(faults)}."
     if not tables:
-        raise FileNotFoundError(f"none of the {len(found)} runs in {folder} can be read: {'; '.join(faults)}")
-    table = pd.concat(tables, ignore_index=True)
-    return table.astype(dict.fromkeys(TEXT, "category"))
-
-
-def load(runs: str | Path) -> pd.DataFrame:
-    """Return `read_runs` of a folder or Parquet file, with its warnings in `.attrs["notes"]`, which Parquet keeps.
-
-    A relative path can start at the root of the repository. Raises FileNotFoundError for a missing path.
-    """
-    found = [path for path in (Path(runs), PROJECT / runs) if path.exists()]
-    if not found:
-        raise FileNotFoundError(f"there is no folder and no Parquet file {str(runs)!r}, neither here nor in {PROJECT}")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        frame = read_runs(found[0])
-    notes = [f"Not everything could be read: {w.message}." for w in caught if w.category is UserWarning]
-    frame.attrs["notes"] = frame.attrs.get("notes", []) + notes
-    return frame
+        raise FileNotFoundError(note)
+    table = pd.concat(tables, ignore_index=True).astype(dict.fromkeys(TEXT, "category"))
+    if faults:
+        warnings.warn(note, stacklevel=2)
+        table.attrs["notes"] = [note]
+    return table
 
 
 def _read_run(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
     record, config = read_json(path / "run.json"), Config.read(path / "config.json")
     lines = read_steps(path / "metrics.jsonl")
     if not lines:
@@ -110,19 +96,6 @@ def _metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
 
 def _agents(record: Mapping[str, Any]) -> str:
     """Return the name of the built-in set that a run trained, else the names of its agents."""
-    try:
-        sets = built_in_sets()
-    except FileNotFoundError:
-        sets = {}
     origins = [agent["origin"] for agent in record["agents"]]
-    same = [name for name, entry in sets.items() if entry["agents"] == origins]
+    same = [name for name, entry in built_in_sets().items() if entry["agents"] == origins]
     return same[0] if same else "+".join(agent["name"] for agent in record["agents"])
-
-
-def _read_parquet(path: Path) -> pd.DataFrame:
-    if path.suffix != ".parquet":
-        raise ValueError(f"{path} is neither a folder of runs nor a .parquet file of read_runs")
-    table = pd.read_parquet(path)
-    if missing := [c for c in ("run", "step", "agent", "metric", "value") if c not in table]:
-        raise ValueError(f"{path} is not a table of read_runs: it has no column {', '.join(missing)}")
-    return table

@@ -8,7 +8,7 @@ from typing import Any
 
 from hacpo_kit.common.files import read_lines
 from hacpo_kit.config import METHODS, PAPER_PAIRS, PAPER_TRAINING, Config, coerce, settings_from_text
-from hacpo_kit.experiments.notebooks import check_parameters
+from hacpo_kit.experiments.parameters import check_parameters
 from hacpo_kit.export.verl import VerlOptions
 from hacpo_kit.runs.changes import FILE as CHANGES
 from hacpo_kit.runs.record import read_record

@@ -7,7 +7,6 @@ import pytest
 from made_runs import T1, T2, line, run, study, together
 
 from hacpo_kit.experiments.comparisons import (
-    ablation_table,
     accuracy_curves,
     ahead_at_half,
     final_table,
@@ -57,7 +56,7 @@ def test_accuracy_curves_have_no_mean_where_an_agent_is_missing():
     assert table["step"].tolist() == [0]
     assert len(table.attrs["notes"]) == 1 and "pair-gspo-0- at step 1" in table.attrs["notes"][0]
     frame.loc[0, "value"] = np.nan
-    assert "1 values of avg@1" in accuracy_curves(frame).attrs["notes"][0]
+    assert "at step 0" in accuracy_curves(frame).attrs["notes"][0]
 
 
 def test_accuracy_curves_name_an_unknown_metric():
@@ -79,43 +78,29 @@ def two_test_sets():
     return together(*runs)
 
 
-def test_final_table_has_a_column_for_each_set_and_their_average():
+def test_final_table_has_each_set_and_their_average():
     table = final_table(two_test_sets())
-    assert list(dict.fromkeys(table.columns.get_level_values(0))) == ["sums", "mixed", "average", "seeds"]
-    row = table.loc[("pair", "A", "gspo")]
-    assert row[("sums", "mean")] == pytest.approx(0.5) and row[("mixed", "mean")] == pytest.approx(0.6)
-    assert row[("average", "mean")] == pytest.approx(0.55) and row[("seeds", "")] == 3
-    assert row[("average", "half")] == pytest.approx(T2 * 0.1 / math.sqrt(3), rel=1e-6)
+    assert list(dict.fromkeys(table["set"])) == ["sums", "mixed", "average"]
+    of_a = table[table["agent"] == "A"]
+    assert list(dict.fromkeys(of_a["method"])) == [BEFORE, "hacpo", "gspo"] and table["agent"].iloc[-1] == MEAN
+    gspo = of_a[of_a["method"] == "gspo"].set_index("set")
+    assert gspo["mean"].to_dict() == pytest.approx({"sums": 0.5, "mixed": 0.6, "average": 0.55})
+    assert list(gspo["seeds"]) == [3, 3, 3]
+    average = gspo.loc["average"]
+    assert average["high"] - average["mean"] == pytest.approx(T2 * 0.1 / math.sqrt(3), rel=1e-6)
     # B has the same accuracy for all seeds, so the agents' mean varies half as much as A
-    half = table.loc[("pair", MEAN, "gspo"), ("sums", "half")]
-    assert half == pytest.approx(T2 * 0.05 / math.sqrt(3), rel=1e-6)
-    assert [m for _, a, m in table.index if a == "A"] == [BEFORE, "hacpo", "gspo"]
-    assert table.loc[("pair", "A", BEFORE), ("sums", "mean")] == pytest.approx(0.1)
+    mean = table[(table["agent"] == MEAN) & (table["method"] == "gspo")].set_index("set").loc["sums"]
+    assert mean["high"] - mean["mean"] == pytest.approx(T2 * 0.05 / math.sqrt(3), rel=1e-6)
+    before = of_a[of_a["method"] == BEFORE]
+    assert before["mean"].tolist() == pytest.approx([0.1] * 3) and before["low"].isna().all()
 
 
 def test_final_table_has_no_average_over_fewer_sets():
     frame = two_test_sets()
     frame = frame[~((frame["metric"] == "avg@1/mixed") & (frame["method"] == "gspo"))]
-    table = final_table(frame)
-    assert np.isnan(table.loc[("pair", "A", "gspo"), ("average", "mean")])
-    assert table.loc[("pair", "A", "hacpo"), ("average", "mean")] == pytest.approx(0.75)
-
-
-def test_ablation_table_pairs_with_hacpo_early_and_at_the_end():
-    frame = together(
-        *(run("hacpo", s, line(0, 0.5, 0.6, 0.8, 0.9)) for s in (0, 1)),
-        *(run("no_clip", s, line(0, 0.3 + 0.1 * s, 0.5, 0.6, 0.7)) for s in (0, 1)),
-    )
-    table = ablation_table(frame, last=2).set_index(["method", "when"])
-    early, end = table.loc[("no_clip", "early")], table.loc[("no_clip", "end")]
-    assert (early["step"], end["step"]) == (1, 4)  # a quarter of 4 steps
-    assert early["difference"] == pytest.approx(-0.15)
-    assert early["difference_low"] == pytest.approx(-0.15 - T1 * 0.05, rel=1e-6)
-    assert end["mean"] == pytest.approx(0.65) and end["difference"] == pytest.approx(-0.2) and end["pairs"] == 2
-    assert np.isnan(table.loc[("hacpo", "end"), "difference"])
-    (note,) = ablation_table(frame).attrs["notes"]
-    assert "no_capability_baseline, no_discrepancy, alpha=0, delta_step=0" in note
-    assert len(ablation_table(together(run("gspo", 0, line(0, 1))))) == 0
+    table = final_table(frame).set_index(["agent", "method", "set"])
+    assert ("A", "gspo", "average") not in table.index
+    assert table.loc[("A", "hacpo", "average"), "mean"] == pytest.approx(0.75)
 
 
 # ── rollouts to reach ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,11 +161,6 @@ def test_paired_differences_count_and_name_unpaired_seeds():
         paired_differences(frame, step=5)
     with pytest.raises(ValueError, match="last=0"):
         paired_differences(frame, last=0)
-
-
-def test_paired_differences_note_ends_at_different_steps():
-    frame = together(run("gspo", 0, line(0, 0.5, 0.6)), run("hacpo", 0, line(0, 0.5), steps=1))
-    assert "(hacpo: 1; gspo: 2)" in paired_differences(frame).attrs["notes"][-1]
 
 
 def test_ahead_at_half_compares_at_half_the_rollouts():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hacpo_kit as hk
-from hacpo_kit.experiments.notebooks import check_parameters
+from hacpo_kit.experiments.parameters import check_parameters
 from hacpo_kit.models import ray_workers
 from hacpo_kit.models.agents import run_on_each
 from hacpo_kit.models.base import WorkerLost

@@ -12,7 +12,7 @@ import nbformat
 import papermill
 import pytest
 
-from hacpo_kit.experiments.notebooks import write_html
+from hacpo_kit.experiments.pages import write_html
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").rglob("[!.]*.ipynb"))

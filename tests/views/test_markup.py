@@ -16,7 +16,7 @@ import pytest
 
 import hacpo_kit as hk
 from hacpo_kit.experiments import compare
-from hacpo_kit.experiments.notebooks import write_html
+from hacpo_kit.experiments.pages import write_html
 from hacpo_kit.records import Pool, Rollout
 from hacpo_kit.views import plots, rollout_view
 from hacpo_kit.views.explorer_figure import tooltip_text
@@ -154,10 +154,10 @@ def test_names_in_figures():
                 check_harmless(text, "")
 
 
-def test_styled_tables():
-    index = pd.MultiIndex.from_tuples([(HOSTILE, HOSTILE, HOSTILE)], names=["agents", "agent", "method"])
-    table = pd.DataFrame({(HOSTILE, "mean"): [0.5], (HOSTILE, "half"): [0.1], ("seeds", ""): [3.0]}, index=index)
-    found = Tags(compare.styled(table).to_html())
+def test_final_text():
+    names = dict.fromkeys(("agents", "agent", "method", "set"), HOSTILE)
+    table = pd.DataFrame([{**names, "mean": 0.5, "low": 0.4, "high": 0.6, "seeds": 3}])
+    found = Tags(compare.final_text(table).to_html())
     assert not found.tags & {"img", "script", "svg", "b", "a"} and not found.active
 
 
