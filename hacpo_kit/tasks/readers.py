@@ -75,9 +75,17 @@ def _load_from_hub(id: str, split: str | None, config: str | None, revision: str
 
 def _parse(text: bytes, place: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique_names)
     except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 raise a ValueError too
         raise ValueError(f"{place}: not valid JSON in UTF-8 ({error})") from None
+
+
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; json itself would keep only the last of several values with the same name."""
+    names = [name for name, _ in pairs]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"the name {min(repeated)!r} occurs more than once in an object")
+    return dict(pairs)
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:

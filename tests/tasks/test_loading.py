@@ -282,3 +282,11 @@ def test_load_problems_without_network_names_the_dataset(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match=r"'owner/no-such-sums'.*Without network"):
         load_problems("owner/no-such-sums", split="train")
+
+
+@pytest.mark.parametrize("name", ["twice.jsonl", "twice.json"])
+def test_load_problems_refuses_a_name_that_occurs_twice_in_an_object(tmp_path, name):
+    row = b'{"prompt": "1+1=", "gold": "2", "gold": "3"}'
+    file = write(tmp_path / name, row if name.endswith("jsonl") else b"[" + row + b"]")
+    with pytest.raises(ValueError, match="'gold'"):
+        load_problems(file)
