@@ -64,9 +64,9 @@ def lines(
 ) -> Figure:
     """Plot one line per column against the index; a line connects the values that are not missing.
 
-    `colors` and `dashes` have a position in COLORS and a name in DASHES for each column, `x` is by default the name of the
-    index, `level` adds a dotted horizontal line. With columns of two levels, a name and then "mean", "low" and "high", each line
-    has a band. `log` makes axes logarithmic: "x", "y" or "xy"; raises ValueError if a value on such an axis is not above 0.
+    `colors` has a position in COLORS for each column, `dashes` a name in DASHES; `x` is by default the name of the index; `level`
+    adds a dotted horizontal line. If the columns have two levels, a name and then "mean", "low" and "high", the area from low to
+    high is filled. `log` makes axes logarithmic: "x", "y" or "xy". Raises ValueError if a value on such an axis is not above 0.
     """
     for axis, values in (("x", curves.index), ("y", curves.to_numpy())):
         if axis in log and (np.asarray(values, float) <= 0).any():

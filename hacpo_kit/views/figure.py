@@ -82,14 +82,14 @@ def panel_axes(place: int) -> dict[str, str]:
 
 
 def add_curve(fig: Figure, curve: pd.DataFrame, name: str, color: str, dash: str = "solid", **trace: Any) -> None:
-    """Add a line through the column `mean` against the index, above a band between the columns `low` and `high` if present."""
-    band = curve.dropna(subset=["low", "high"]) if {"low", "high"} <= set(curve) else curve.iloc[:0]
-    if len(band) > 1:
+    """Add a line through the column `mean`, and fill the area between the columns `low` and `high`, if present."""
+    area = curve.dropna(subset=["low", "high"]) if {"low", "high"} <= set(curve) else curve.iloc[:0]
+    if len(area) > 1:
         axes = {key: value for key, value in trace.items() if key in ("xaxis", "yaxis")}
-        # single precision, because a page holds many bands
+        # single precision, because a page holds many areas
         fig.add_scatter(
-            x=np.concatenate([band.index, band.index[::-1]]).astype(np.float32),
-            y=np.concatenate([band["high"], band["low"][::-1]]).astype(np.float32),
+            x=np.concatenate([area.index, area.index[::-1]]).astype(np.float32),
+            y=np.concatenate([area["high"], area["low"][::-1]]).astype(np.float32),
             fill="toself", fillcolor=faded(color, 0.15), line={"width": 0}, mode="lines",
             hoverinfo="skip", showlegend=False, legendgroup=name, **axes,
         )  # fmt: skip

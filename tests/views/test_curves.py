@@ -23,11 +23,11 @@ def runs():
 
 def test_learning_curves_have_intervals_over_runs_and_not_over_agents():
     figure = learning_curves(runs(), x="rollouts")
-    band, curve = figure.data[:2]
+    interval, curve = figure.data[:2]
     assert curve.name == "hacpo" and list(curve.x) == [0, 512, 1024, 1536]
     np.testing.assert_allclose(curve.y, [0.21, 0.31, 0.41, 0.51])
     # the t quantile with 2 degrees of freedom
-    assert band.y[0] == pytest.approx(0.21 + 4.302653 * 0.01 / np.sqrt(3), rel=1e-5)
+    assert interval.y[0] == pytest.approx(0.21 + 4.302653 * 0.01 / np.sqrt(3), rel=1e-5)
     assert "3 runs" in figure.layout.title.text
     assert len(learning_curves(runs().drop(columns="run")).data) == 2  # no interval
 
@@ -54,7 +54,7 @@ def test_lines_with_logarithmic_axes():
         lines(frame - 0.1, title="Zero", y="bias", log="y")
 
 
-def test_lines_with_columns_of_two_levels_have_bands():
+def test_lines_with_columns_of_two_levels_fill_areas():
     columns = pd.MultiIndex.from_product([["a", "b"], ["mean", "low", "high"]])
     figure = lines(pd.DataFrame([[1, 0, 2, 5, 4, 6]] * 3, columns=columns), title="T", x="step", y="y")
     assert [(t.name, t.fill) for t in figure.data] == [(None, "toself"), ("a", None), (None, "toself"), ("b", None)]
