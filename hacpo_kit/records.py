@@ -132,7 +132,7 @@ class Pool:
     def distinct(self) -> pd.DataFrame:
         """Return the numbers of different texts and boxed answers per problem and agent; no box is the answer "(none)"."""
         frame = self.to_frame()
-        frame["answer"] = [boxed_answer(text) for text in frame["text"]]
+        frame["answer"] = [last_box(text) or "(none)" for text in frame["text"]]
         columns = {"texts": ("text", "nunique"), "answers": ("answer", "nunique"), "rollouts": ("text", "size")}
         return frame.groupby(["problem", "source"], sort=False).agg(**columns).reset_index()
 
@@ -142,7 +142,7 @@ class Pool:
         rewards: dict[str, set[float]] = {}  # different ones of each problem
         answers: dict[str, set[str]] = {}
         for r in rollouts:
-            answers.setdefault(r.problem, set()).add(boxed_answer(r.text))
+            answers.setdefault(r.problem, set()).add(last_box(r.text) or "(none)")
             if r.reward is not None:
                 rewards.setdefault(r.problem, set()).add(r.reward)
         statuses = Counter(r.status for r in rollouts)
@@ -174,11 +174,6 @@ class Pool:
             for r in self.rollouts
         ]  # fmt: skip
         return pd.DataFrame(rows)
-
-
-def boxed_answer(text: str) -> str:
-    """Return the content of the last box, or "(none)"."""
-    return last_box(text) or "(none)"
 
 
 def disputed(text: str, gold: str, status: str) -> bool:

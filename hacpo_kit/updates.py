@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -277,15 +277,15 @@ def _check_finite(agent: Agent, batch: Batch, rows: list[int], m: int, result: P
             raise not_finite(agent, batch, bad, m, name)
 
 
-def _bad_gradients(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config, old) -> list[int]:
+def _bad_gradients(agent: Agent, batch: Batch, rows: list[int], *how: Any) -> list[int]:
     """Return the rows whose gradient alone is not finite, or all rows if only their sum is not."""
-    bad = []
-    for i in rows:
+
+    def is_finite(row: int) -> bool:
         agent.optimizer.zero_grad(set_to_none=True)
-        _one_pass(agent, batch, [i], m, config, old)
-        if not all(p.grad.isfinite().all() for p in agent.model.parameters() if p.grad is not None):
-            bad.append(i)
-    return bad or rows
+        _one_pass(agent, batch, [row], *how)
+        return all(p.grad.isfinite().all() for p in agent.model.parameters() if p.grad is not None)
+
+    return [row for row in rows if not is_finite(row)] or rows
 
 
 def _warn_if_range_closes(agent: Agent, parts: Sequence[Batch], config: Config) -> None:

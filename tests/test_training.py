@@ -359,7 +359,7 @@ def test_an_agent_without_any_reward_is_excluded_and_the_others_learn(monkeypatc
     naive = hk.advantage(pool, agents()[0], capability, hk.Config.preset("naive"))  # which compares nobody
     assert len(naive) == 16 and naive.excluded == {"unscorable": 16}
     monkeypatch.setattr("hacpo_kit.training.reward", lambda pool, function: pool.with_rewards(rewards, ["error"] * 32))
-    with pytest.warns(UserWarning, match=rf"{first}.* no rollout to learn from.*no_capability"):
+    with pytest.warns(UserWarning, match=rf"{first}.* no rollouts.*no_capability"):
         result = hk.step(agents(), problems("train", 4), hk.Capability(), CONFIG)
     assert [len(s.minibatches) > 0 for s in result.stats.values()] == [False, True]
 
