@@ -57,9 +57,9 @@ def run(notebook: str, parameters: Pairs, name: str | None, out: str, quiet: boo
 
     Example: hacpo-kit run -p method gspo -p steps 20 -p seed 1
     """
-    from hacpo_kit.experiments import notebooks, paths
-
     with _errors():
+        from hacpo_kit.experiments import notebooks, paths
+
         source = paths.find_notebook(notebook)
         values = notebooks.checked_values(source, dict(parameters))
         named = {**values, **values.get("settings", {})}
@@ -80,10 +80,10 @@ def resume(folder: str, steps: int | None, changes: Pairs) -> None:
 
     Example, after running out of memory: hacpo-kit resume FOLDER -p microbatch_tokens 4096
     """
-    from hacpo_kit import training
-    from hacpo_kit.config import settings_from_text
-
     with _errors():
+        from hacpo_kit import training
+        from hacpo_kit.config import settings_from_text
+
         result = training.resume(folder, steps=steps, changes=settings_from_text(dict(changes)))
     click.echo(f"{folder}: {result.state.step} steps done; `hacpo-kit run` updates notebook and HTML page")
 
@@ -129,10 +129,7 @@ def report(folder: str, parameters: Pairs, out: str | None, quiet: bool) -> None
 @click.option("--jobs", default=1, show_default=True, help="Number of runs at once.")
 @click.option("--retries", default=2, show_default=True, help="New tries if a kernel cannot start.")
 @click.option("--threads", type=int, default=None, help="Threads per run; default: OMP_NUM_THREADS, else 1.")
-@click.option(
-    "--keep-checkpoints", type=click.Choice(["last", "none"]), default="last", show_default=True,
-    help="Of finished runs; a run without checkpoints cannot be extended.",
-)  # fmt: skip
+@click.option("--keep-checkpoints", type=click.Choice(["last", "none"]), default="last", help="Of finished runs.")
 @click.option("--dry-run", is_flag=True, help="Check the grid and list the runs; start nothing.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def sweep(grid: str, out: str | None, dry_run: bool, **options) -> None:
@@ -141,9 +138,9 @@ def sweep(grid: str, out: str | None, dry_run: bool, **options) -> None:
     The same command resumes a stopped sweep and skips finished runs. Ctrl-C ends the runs after their current step. Exit
     status 1 if a run failed.
     """
-    from hacpo_kit.experiments import grids, sweeps
-
     with _errors():
+        from hacpo_kit.experiments import grids, sweeps
+
         plan = grids.read_grid(grid)
         folder = Path(out) if out else sweeps.default_folder(plan)
         if dry_run:
@@ -203,9 +200,7 @@ def evaluate(agents: tuple[str, ...], sets: tuple[str, ...], out: str | None, **
 @_pairs("settings", "Any setting of Config, or method.")
 @click.option("--pair", default=None, help="Use the paper's settings for one of its pairs of models.")
 @click.option("--prompt-tokens", default=256, show_default=True, help="Length of the longest prompt.")
-@click.option(
-    "--dtype", default="float32", show_default=True, help="Of forward and backward passes: float32, bfloat16."
-)
+@click.option("--dtype", default="float32", show_default=True, help="Of the computation: float32 or bfloat16.")
 @click.option("--gradient-checkpointing", is_flag=True, help="Compute activations twice to store fewer.")
 @click.option("--lora", is_flag=True, help="Train LoRA adapters only.")
 @click.option("--offload", is_flag=True, help="Move idle weights and optimiser states to host memory.")
@@ -221,13 +216,12 @@ def doctor(agents: tuple[str, ...], settings: Pairs, pair, device_memory, out, a
 
     Example: hacpo-kit doctor Qwen/Qwen3-1.7B-Base Qwen/Qwen3-4B-Base --dtype bfloat16 -p max_new_tokens 2048
     """
-    from hacpo_kit.config import Config, settings_from_text
-
     with _errors():
-        values = dict(settings)
-        config = Config.preset(values.pop("method", "hacpo"), pair=pair, **settings_from_text(values))
+        from hacpo_kit.config import Config, settings_from_text
         from hacpo_kit.runs.doctor import examine, told
 
+        values = dict(settings)
+        config = Config.preset(values.pop("method", "hacpo"), pair=pair, **settings_from_text(values))
         if device_memory is not None:
             options["device_memory"] = int(device_memory * 2**30)
         found = examine(agents, config, folder=out, **options)
@@ -245,14 +239,10 @@ def export() -> None:
 @_pairs("parameters", "A parameter of `run`, or a setting of Config.")
 @click.option("--run", "folder", default=None, metavar="FOLDER", help="Export this run; -p overrides its settings.")
 @click.option("--pair", default=None, help="The paper's settings for this pair of models; -p overrides them.")
-@click.option(
-    "--template", default="{}", metavar="JSON", help="Keywords for chat templates: '{\"enable_thinking\": false}'."
-)
+@click.option("--template", default="{}", metavar="JSON", help="For chat templates: '{\"enable_thinking\": false}'.")
 @click.option("--gpus", default=8, show_default=True, help="GPUs per node.")
 @click.option("--nodes", default=1, show_default=True, help="Nodes.")
-@click.option(
-    "--max-prompt-tokens", type=int, default=None, help="Default: the longest prompt, if it can be measured here."
-)
+@click.option("--max-prompt-tokens", type=int, default=None, help="Default: the length of the longest prompt.")
 def export_verl(out: str, parameters: Pairs, folder: str | None, pair: str | None, template: str, **options) -> None:
     """Write the folder OUT, with which the authors' HACPO recipe on verl runs this training.
 
@@ -273,6 +263,5 @@ def export_verl(out: str, parameters: Pairs, folder: str | None, pair: str | Non
         else:
             arguments = sources.from_parameters(values, pair, **options)
         notes = verl.export_verl(out=out, **arguments)
-    click.echo(
-        "".join(f"note      {note}\n" for note in notes) + f"launch    {out}/launch.sh\nmapping   {out}/mapping.md"
-    )
+    click.echo("".join(f"note      {note}\n" for note in notes) + f"launch    {out}/launch.sh")
+    click.echo(f"mapping   {out}/mapping.md")

@@ -1,4 +1,4 @@
-"""Runs that can be compared: which are excluded, and which are told apart as methods of their own."""
+"""Runs that can be compared: which are excluded, and which count as methods of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills training runs and their helpers, lets them go on, and compares with what nobody disturbed.
+"""Kill training runs and their helpers, resume them, and compare the end with undisturbed runs.
 
     make chaos                            # 50 runs, then kernel, sweep, verifier and Ray worker; writes reports/chaos.json
     python tests/chaos --kills 3 --others
@@ -57,7 +57,7 @@ def main() -> int:
             print(f"{name}: {about.get('skipped') or '; '.join(about['faults']) or 'the same end'}", flush=True)
     write_json(args.out, report)
     bad = [row for row in (*report["runs"]["trials"], *(report[name] for name in args.others)) if row["faults"]]
-    print(f"{args.out}: {len(bad)} of {args.kills + len(args.others)} did not end as what nobody disturbed")
+    print(f"{args.out}: {len(bad)} of {args.kills + len(args.others)} did not end as an undisturbed run")
     return int(bool(bad))
 
 

@@ -1,4 +1,4 @@
-"""A killed notebook kernel, sweep, verifier process and Ray worker: each goes on, and ends as if nobody had killed it."""
+"""A killed notebook kernel, sweep, verifier process and Ray worker: each resumes and ends as an undisturbed run."""
 
 from __future__ import annotations
 
@@ -58,33 +58,34 @@ def _experiment(work: Path, name: str) -> subprocess.Popen:
 
 
 def _finish(process: subprocess.Popen) -> list[str]:
-    told, _ = process.communicate(timeout=SECONDS)
-    return [f"exit status {process.returncode}: {told[-800:]}"] if process.returncode else []
+    printed, _ = process.communicate(timeout=SECONDS)
+    return [f"exit status {process.returncode}: {printed[-800:]}"] if process.returncode else []
 
 
 def undisturbed(work: Path) -> Path:
-    """The folder of an experiment that nobody kills."""
+    """The folder of an experiment that is not killed."""
     if not (work / "whole.html").exists() and (faults := _finish(_experiment(work, "whole"))):
         raise RuntimeError(faults[0])
     return work / "whole"
 
 
 def kernel(work: Path) -> dict[str, Any]:
-    """`hacpo-kit run` whose kernel is killed says so in one line, and the same command goes on."""
+    """`hacpo-kit run` whose kernel is killed reports it in one line, and the same command resumes the run."""
     whole, folder = undisturbed(work), work / "kernel"
     process = _experiment(work, "kernel")
     until(lambda: lines(folder) >= 4, process)
     (victim,) = (p for p in psutil.Process(process.pid).children() if "ipykernel" in " ".join(p.cmdline()))
     victim.kill()
-    told, _ = process.communicate(timeout=SECONDS)
-    faults = [] if process.returncode == 2 and "the same command goes on" in told else [f"{process.returncode}: {told}"]
+    printed, _ = process.communicate(timeout=SECONDS)
+    reported = process.returncode == 2 and "the same command resumes" in printed
+    faults = [] if reported else [f"{process.returncode}: {printed}"]
     before = lines(folder)
     faults += _finish(_experiment(work, "kernel")) + differences(folder, whole, same_process=False)
-    return {"killed_after_step": before - 1, "told": told.strip().splitlines()[-1:], "faults": faults}
+    return {"killed_after_step": before - 1, "printed": printed.strip().splitlines()[-1:], "faults": faults}
 
 
 def sweep(work: Path) -> dict[str, Any]:
-    """`hacpo-kit sweep` that is killed takes its kernels with it; the same command skips what is done and goes on."""
+    """`hacpo-kit sweep` that is killed leaves no kernel; the same command skips finished runs and resumes the others."""
     whole, folder = undisturbed(work), work / "sweep"
     write_json(
         work / "grid.yaml", {"common": {**SMALL, "steps": 1, "seed": 0}, "grids": [{}, {"steps": [6], "seed": [1]}]}
@@ -106,7 +107,7 @@ def sweep(work: Path) -> dict[str, Any]:
     before, first = lines(run()), next(p for p in folder.glob("*.html") if "seed1" not in p.name).stat().st_mtime_ns
     faults += _finish(command(*arguments)) + differences(run(), whole, same_process=False)
     if next(p for p in folder.glob("*.html") if "seed1" not in p.name).stat().st_mtime_ns != first:
-        faults.append("a finished run was made again")
+        faults.append("a finished run was repeated")
     return {"killed_after_step": before - 1, "faults": faults}
 
 
@@ -169,7 +170,7 @@ def killing(process: subprocess.Popen, mark: str, most: int, every: float) -> It
 
 
 def verifier(work: Path) -> dict[str, Any]:
-    """A run whose verifier processes are killed, idle or at work, pays every answer as if nobody had killed any."""
+    """A run whose verifier processes are killed, idle or at work, scores every rollout as an undisturbed run."""
     whole, folder = _alone(work), work / "verifier"
     process = _script(folder, "here")
     # far enough apart for an answer to lose its process once and not twice
@@ -181,24 +182,26 @@ def verifier(work: Path) -> dict[str, Any]:
 
 
 def ray(work: Path) -> dict[str, Any]:
-    """A run that loses a Ray worker replaces it, goes back to its last checkpoint and goes on by itself."""
+    """A run that loses a Ray worker replaces it and resumes from its last checkpoint by itself."""
     try:
         import ray as _  # noqa: F401
     except ModuleNotFoundError:
         return {"skipped": "Ray is not installed: make test-ray has it", "faults": []}
     whole, folder = _alone(work), work / "ray"
     process = _script(folder, "ray")
-    told: list[str] = []
+    printed: list[str] = []
     for line in process.stdout:
-        told.append(line)
-        if line.strip() == "made 3" and told.count(line) == 1:  # after the loss step 3 is made again
+        printed.append(line)
+        if line.strip() == "made 3" and printed.count(line) == 1:  # after the loss step 3 is repeated
             victim = helpers(process, "ray::Worker")[0]
             os.kill(victim.pid, signal.SIGKILL)
     code = process.wait(SECONDS)
-    faults = [f"exit status {code}: {''.join(told)[-800:]}"] if code else differences(folder, whole, same_process=False)
-    if not any("lost the worker of agent" in line for line in told):
-        faults.append("nobody said that a worker was lost")
-    return {"made": [int(line.split()[1]) for line in told if line.startswith("made ")], "faults": faults}
+    faults = (
+        [f"exit status {code}: {''.join(printed)[-800:]}"] if code else differences(folder, whole, same_process=False)
+    )
+    if not any("lost the worker of agent" in line for line in printed):
+        faults.append("the loss of the worker was not reported")
+    return {"made": [int(line.split()[1]) for line in printed if line.startswith("made ")], "faults": faults}
 
 
 OTHERS = {"kernel": kernel, "sweep": sweep, "verifier": verifier, "ray": ray}

@@ -1,4 +1,4 @@
-"""Training runs that are killed at random moments, go on, and are compared with one that nobody disturbed."""
+"""Training runs that are killed at random moments, resumed, and compared with an undisturbed run."""
 
 from __future__ import annotations
 
