@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 import hacpo_kit as hk
 from hacpo_kit.models import offload
-from hacpo_kit.models.memory import Shape
+from hacpo_kit.models.measure import kept_bytes, meta_agent
 
 CONFIG = hk.Config(n=4, minibatch=8, prompts_per_step=2, max_new_tokens=12, lr=1e-2, warmup=0, delta=1, delta_step=0)
 
@@ -127,8 +127,10 @@ def test_adapters_and_their_optimiser_move_with_the_agent(adapted, problems):
         b.nbytes for b in agent.model.buffers()
     )
     assert offload.size(agent, "optimizer") == 2 * sum(p.nbytes for p in adapters(agent).values())
-    shape = Shape(agent.model.config, lora={"r": 4})
-    assert shape.kept(CONFIG) == {part: offload.size(agent, part) for part in ("weights", "optimizer", "reference")}
+    meta = meta_agent(agent.model.config, lora={"r": 4})
+    assert kept_bytes(meta, CONFIG) == {
+        part: offload.size(agent, part) for part in ("weights", "optimizer", "reference")
+    }
 
 
 def test_layers_are_recomputed_with_adapters_too(adapted, problems):

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 import hacpo_kit as hk
 from hacpo_kit import objective
 from hacpo_kit.cli import main
-from hacpo_kit.models import memory, offload
-from hacpo_kit.models.memory import Shape, estimate
+from hacpo_kit.models import measure, memory, offload
+from hacpo_kit.models.memory import estimate
 from hacpo_kit.models.sources import read_config
 from hacpo_kit.runs.run import State
 
@@ -211,16 +211,17 @@ LLAMA = LlamaConfig(
 def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows, monkeypatch, script):
     monkeypatch.setitem(objective.LOGITS_AT_ONCE, "meta", objective.LOGITS_AT_ONCE["cpu"])  # estimates are for a GPU
     config = read_config(config) if isinstance(config, str) else config
-    shape, settings, sizes = Shape(config, dtype, gradient_checkpointing=checkpointing), hk.Config(), (rows, 12, 12)
+    meta = measure.meta_agent(config, dtype=dtype, gradient_checkpointing=checkpointing)
+    settings, sizes = hk.Config(), (rows, 12, 12)
     expected = {
-        "rollout": sum(shape.rollout(*sizes, different=1)),
-        "score": shape.score(*sizes, settings),
-        "update": shape.update(*sizes, settings),
+        "rollout": sum(measure.sampling_bytes(meta, *sizes, prompts=1)),
+        "score": measure.scoring_bytes(meta, *sizes, settings),
+        "update": measure.update_bytes(meta, *sizes, settings),
     }
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    agent = hk.Agent(model, shape.agent.tokenizer, name="real")
+    agent = hk.Agent(model, meta.tokenizer, name="real")
     some = (
         [[1 + i % 30, 1 + i // 30] * 6 for i in range(rows)],
         [[2] * 12] * rows,
@@ -246,7 +247,9 @@ def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointin
         "update": kept + measured(update),
     }
     optimizer.zero_grad()
-    assert shape.kept(settings) == {p: offload.size(agent, p) for p in ("weights", "optimizer", "reference")}
+    assert measure.kept_bytes(meta, settings) == {
+        p: offload.size(agent, p) for p in ("weights", "optimizer", "reference")
+    }
     assert {phase: expected[phase] / found[phase] for phase in found} == pytest.approx(dict.fromkeys(found, 1), abs=0.3)
 
 
@@ -312,14 +315,14 @@ def test_what_is_advised_does_fit():
     again = estimate(pair, config.replace(**settings), **how, **loading)
     assert next(p for p in again.phases if p.phase == "update").total <= memory.usable(48 * 2**30)
     tiny = estimate({"a": pair["a"]}, config, **{**how, "device_memory": 2**30})
-    assert "take a smaller model" in tiny.advice[0]
+    assert "use a smaller model" in tiny.advice[0]
 
 
 def test_a_model_too_large_for_the_device_is_refused_unread(monkeypatch, qwen, tmp_path):
     folder = qwen.save(tmp_path / "big")
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read the weights"))
     monkeypatch.setattr(memory, "free_memory", lambda device: 2**20)
-    said = r"does not fit: its 0.00 billion parameters are 1 MiB in float32, and cpu has 1 MiB free. dtype='bfloat16' needs 1 MiB"
+    said = r"does not fit: its 0.00 billion parameters need 1 MiB in float32, and cpu has 1 MiB free. dtype='bfloat16' needs 1 MiB"
     with pytest.raises(MemoryError, match=said):
         hk.load_agent(folder, device="cpu")
 
