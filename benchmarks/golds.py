@@ -1,4 +1,4 @@
-r"""Does the verifier pay the gold answers of real benchmark files, and nobody else?
+r"""Measure whether the verifier accepts the gold answers of real benchmark files, and no others.
 
     python benchmarks/golds.py FOLDER      # with gsm8k.jsonl, math500.parquet, … : any benchmark's name and file type
 
@@ -25,7 +25,7 @@ SHUFFLES = 5
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
@@ -35,35 +35,35 @@ def main() -> None:
     }
     if not found:
         sys.exit(f"{args.folder} holds none of {', '.join(path.name for path in files.values())}")
-    print(f"| {'set':13} | rows | no gold | own gold pays | other golds pay | seconds |\n|---|---|---|---|---|---|")
+    print(f"| {'set':13} | rows | no gold | own accepted  | others accepted | seconds |\n|---|---|---|---|---|---|")
     results = {name: check(name, file) for name, file in found.items()}
-    for name, (_, told) in results.items():
-        print(*(f"{name}: {line}" for line in told), sep="\n" if told else "", end="\n" if told else "")
+    for name, (_, notes) in results.items():
+        print(*(f"{name}: {line}" for line in notes), sep="\n" if notes else "", end="\n" if notes else "")
     sys.exit(not all(good for good, _ in results.values()))
 
 
 def check(name: str, file: Path) -> tuple[bool, list[str]]:
-    """One line of the table; whether the set is good, and what to say about it."""
+    """Print one line of the table; return whether the set passes, and notes on it."""
     start = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rows without gold are told below
+        warnings.simplefilter("ignore")  # rows without gold are counted below
         problems = hk.load_problems(file, benchmark=name)
     usable = [p for p in problems if p.gold]
     own = score([(boxed(p.gold), p.gold) for p in usable])
-    told = list(problems.notes)
+    notes = list(problems.notes)
     failed = [(p, v) for p, v in zip(usable, own, strict=True) if v.reward != 1]
-    told += [f"{p.id} has the gold {p.gold!r}, which boxed gives {v.status} {v.detail}".rstrip() for p, v in failed]
+    notes += [f"{p.id} has the gold {p.gold!r}, which boxed gives {v.status} {v.detail}".rstrip() for p, v in failed]
     pairs = [(p, q) for seed in range(SHUFFLES) for p, q in shuffled(usable, seed)]
     others = score([(boxed(p.gold), q.gold) for p, q in pairs])
-    paid = [(p, q) for (p, q), v in zip(pairs, others, strict=True) if v.reward]
-    told += [f"{p.id}'s gold {p.gold!r} pays for {q.id}, {q.gold!r}" for p, q in dict.fromkeys(paid)]
-    right, wrong = 1 - len(failed) / len(usable), len(paid) / max(1, len(pairs))
+    accepted = [(p, q) for (p, q), v in zip(pairs, others, strict=True) if v.reward]
+    notes += [f"{p.id}'s gold {p.gold!r} is accepted for {q.id}, {q.gold!r}" for p, q in dict.fromkeys(accepted)]
+    right, wrong = 1 - len(failed) / len(usable), len(accepted) / max(1, len(pairs))
     print(
         f"| {name:13} | {len(problems):4} | {len(problems) - len(usable):7} | {right:13.1%} | {wrong:15.2%} "
         f"| {time.perf_counter() - start:7.1f} |",
         flush=True,
     )
-    return right >= 0.99 and wrong <= 0.005, told
+    return right >= 0.99 and wrong <= 0.005, notes
 
 
 def boxed(gold: str) -> str:

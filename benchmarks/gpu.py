@@ -370,7 +370,7 @@ def measure(device: torch.device, size: Size, out: Path, small: bool) -> dict[st
         write_json(out, report)
 
     with warnings.catch_warnings():
-        # random weights never end an answer, and the paper's band is not the subject here
+        # models with random weights never end a response
         warnings.filterwarnings("ignore", message=".*were cut at")
         for name in SHAPES:
             with clock.part(name, size.needs["speed"]) as there_is_time:

@@ -42,11 +42,11 @@ monitor
 # the same training, not monitored, in a process of its own
 ALONE = f"""{SETUP}
 import sys, psutil
-def told(result):
+def print_memory(result):
     step = result.metrics["step"]
     if step % int(sys.argv[3]) == 0:
         print(step, psutil.Process().memory_info().rss / 2**20, flush=True)
-hk.train(agents, train, config, int(sys.argv[2]), out=sys.argv[1], callbacks=[told], progress="off", **options)
+hk.train(agents, train, config, int(sys.argv[2]), out=sys.argv[1], callbacks=[print_memory], progress="off", **options)
 """
 STEP = "document.querySelector('.hacpo-status')?.textContent.match(/step (\\d+) of/)?.[1]"
 

@@ -77,7 +77,9 @@ def update_shares(agent, problems, args) -> dict[str, dict]:
     """Speed of `hk.update` and of a plain loop on the same rollouts, taken in turn."""
     config = hk.Config.preset("gspo", minibatch=len(problems) * 4, lr=1e-6, max_new_tokens=args.new_tokens)
     pool = hk.rollout([agent], problems, 8, max_new_tokens=args.new_tokens, progress=False)
-    pool = pool.with_rewards([i % 2.0 for i in range(len(pool))], ["measured"] * len(pool))  # every group teaches
+    pool = pool.with_rewards(
+        [i % 2.0 for i in range(len(pool))], ["measured"] * len(pool)
+    )  # every group has a gradient
     batch = hk.advantage(pool, agent, hk.Capability().observe(pool), config)
     operations, tokens = useful(agent, batch)
     start = {k: v.clone() for k, v in agent.model.state_dict().items()}

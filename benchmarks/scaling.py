@@ -7,8 +7,8 @@ each other; length and width with one model of random weights, whose answers are
 made up. The growth of each part is the slope of log seconds against log quantity, over the larger half of the values, where
 fixed costs no longer hide it: 1 is linear, 2 quadratic. Every value is measured in processes of its own, one in each of
 several rounds over all values, so that other load meets all; the median counts. Memory is the most that it had in a step
-(Linux), less what it had after a small step, before the agents were made. δ_step is 0, since more mini-batches would else shut
-the band within a step, and peer rollouts cost less.
+(Linux), less what it had after a small step, before the agents were made. δ_step is 0, since more mini-batches would otherwise
+close the clipping range within a step, and peer rollouts would cost less.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, rep
     )  # fmt: skip
     found: list[dict[str, float]] = []
     for k in range(repeats + 1):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         start = time.perf_counter()
         result = hk.step(ours, problems.batch(k * prompts, prompts), hk.Capability(), config, reward_function=paid)
         found.append({"step": time.perf_counter() - start, "peak_bytes": memory("VmHWM") - before})

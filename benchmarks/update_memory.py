@@ -98,7 +98,7 @@ def alone(args) -> tuple[int, int]:
         return 4 * weights, allocated(pass_)
     one_update(agent, made_up(agent, MINIBATCH, config), config)
     pool = made_up(agent, args.alone, config)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     one_update(agent, pool, config)
     process = memory("VmHWM") - before
     # weights and moments are there before; the allocator's events begin with the update
