@@ -1,4 +1,4 @@
-"""Which rollouts a learner takes, and problems that it has solved. Re-encoding of peer rollouts: tests/test_rollouts.py."""
+"""Which rollouts a learner takes, and problems that it has solved. Re-encoding of peer rollouts: tests/test_encoding.py."""
 
 from typing import NamedTuple
 
