@@ -1,8 +1,7 @@
-"""AdamW for weights of any precision: half-precision ones move through float32 copies, so that no small step is lost."""
+"""AdamW for weights of any precision: half-precision weights are updated through float32 copies, which keep small steps."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -10,21 +9,21 @@ from torch import Tensor, nn
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """AdamW that keeps a float32 master copy of every half-precision parameter and adds its gradients up in float32.
+    """AdamW with a float32 master copy of every half-precision parameter, whose gradients are accumulated in float32.
 
-    bfloat16 has 8 significant bits: next to a weight of 0.05 a step of 1e-6 rounds to nothing, while the master copy
-    collects it. Parameters that are float32 or float64 are their own masters, and nothing differs from AdamW.
-    A bf16 parameter takes 2 bytes, its gradient 2, and 16 bytes here: master, summed gradient, two moments.
+    bfloat16 has 8 significant bits: a step of 1e-6 on a weight of 0.05 is rounded away, but the master keeps it. Parameters
+    in float32 or float64 are their own masters, as in AdamW. A bfloat16 parameter needs 2 bytes, its gradient 2, and 16
+    bytes here: master, accumulated gradient, two moments.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], **settings):
         self.parameters = [p for p in parameters if p.requires_grad]
         half = (torch.bfloat16, torch.float16)
         self.masters = [nn.Parameter(p.detach().float()) if p.dtype in half else p for p in self.parameters]
-        # one tensor after the other, as on a CPU: all at once would need another copy of all masters on a GPU
+        # foreach=False: on a GPU, foreach needs another copy of all masters
         super().__init__(self.masters, **{"foreach": False, **settings})
 
-    def __getstate__(self):  # what AdamW copies of itself, and ours
+    def __getstate__(self):  # for copies of the optimiser
         return {**super().__getstate__(), "parameters": self.parameters, "masters": self.masters}
 
     @property
@@ -32,7 +31,7 @@ class MasterAdamW(torch.optim.AdamW):
         return [(p, m) for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
 
     def collect(self) -> None:
-        """Moves the gradients of a backward pass to the masters, where those of the next pass are added in float32."""
+        """Add the gradients of a backward pass to those of the masters, in float32, and clear them."""
         for p, master in self._pairs:
             if p.grad is not None:
                 gradient = p.grad.float()
@@ -40,19 +39,19 @@ class MasterAdamW(torch.optim.AdamW):
                 p.grad = None
 
     def zero_gradients(self) -> None:
-        """Gives every master a gradient of 0: without one AdamW would leave it, and its moments, alone."""
+        """Set every master's gradient to 0, so that AdamW updates its moments; without a gradient it would skip the master."""
         for master in self.masters:
             master.grad = torch.zeros_like(master)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients of masters and parameters."""
+        """Clear the gradients of masters and parameters."""
         super().zero_grad(set_to_none)
         for p, _ in self._pairs:
             p.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update of the masters; each half-precision parameter becomes its master, rounded."""
+        """Update the masters, and set each half-precision parameter to its rounded master."""
         super().step()
         for p, master in self._pairs:
             p.copy_(master)
@@ -60,16 +59,16 @@ class MasterAdamW(torch.optim.AdamW):
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything to go on from, by name: the moments, and the masters of half-precision parameters."""
+        """Return the moments and the masters of half-precision parameters by name, as a checkpoint stores them."""
         state = self.state_dict()["state"]
         out = {f"{index}.{name}": value for index, slots in state.items() for name, value in slots.items()}
         out |= {f"{i}.master": m for i, m in enumerate(self.masters) if m is not self.parameters[i]}
         return {name: value.detach().cpu().contiguous() for name, value in out.items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `tensors` gave; the settings of the groups come from the config, before every update.
+        """Restore what `tensors` returned; the groups' settings come from the config before every update.
 
-        Warns where float32 masters are missing, as in runs of earlier versions: they then begin as the weights, rounded.
+        Raises KeyError if the masters of half-precision parameters are missing.
         """
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
@@ -77,16 +76,7 @@ class MasterAdamW(torch.optim.AdamW):
             if name != "master":
                 state.setdefault(int(index), {})[name] = value
         self.load_state_dict({"state": state, "param_groups": self.state_dict()["param_groups"]})
-        missing = [
-            i for i, m in enumerate(self.masters) if m is not self.parameters[i] and f"{i}.master" not in tensors
-        ]
-        if missing:
-            warnings.warn(
-                f"the stored optimiser lacks the float32 masters of {len(missing)} half-precision weights; they begin as the "
-                "stored weights, so that what had been rounded off is lost",
-                stacklevel=2,
-            )
         with torch.no_grad():
             for i, master in enumerate(self.masters):
-                if f"{i}.master" in tensors:
+                if master is not self.parameters[i]:
                     master.copy_(tensors[f"{i}.master"])

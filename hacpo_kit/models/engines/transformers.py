@@ -1,7 +1,7 @@
-"""The default engine: the agent's own transformers model, token by token, from the whole distribution.
+"""The default engine: samples from the agent's own transformers model, token by token, from the full distribution.
 
-`generate` would do, but not three things that save half the time: a prompt asked n times is read once, a finished answer
-leaves the batch, and the log-probability of each sampled token is kept.
+Unlike `generate` it processes a repeated prompt once, removes finished responses from the batch, and keeps the
+log-probability of each sampled token, which saves half the time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hacpo_kit.objective import token_logprobs
 if TYPE_CHECKING:
     from hacpo_kit.models.engines.base import Policy
 
-LEAVE = 1 / 8  # share of the batch that has to have ended before the rest is copied together: a copy costs about a step
+FINISHED_SHARE = 1 / 8  # finished responses leave the batch at this share, since copying the rest costs about one step
 
 
 def neutral_generation_config(agent: Policy):
-    """End and padding tokens and nothing else: no sampling default of a checkpoint may leak into a rollout."""
+    """Return generation settings with end and padding tokens alone, without a checkpoint's sampling defaults."""
     from transformers import GenerationConfig
 
     return GenerationConfig(eos_token_id=sorted(agent.end_ids), pad_token_id=agent.pad_id)
@@ -37,30 +37,30 @@ def sample(
     max_new_tokens: int,
     seed: int,
 ) -> list[Answer]:
-    """One answer to each prompt, with its log-probs under logits / T (nats); T = 0 is greedy, with those at T = 1.
+    """Return one answer per prompt with its log-probabilities under logits / T (nats); T = 0 is greedy, with those at T = 1.
 
-    The noise comes from a generator of its own, so that neither other threads nor earlier draws change an answer.
+    The noise comes from a separate generator, so that answers depend neither on other threads nor on earlier draws.
     """
     generator = torch.Generator(agent.device).manual_seed(seed)
     end = torch.tensor(sorted(agent.end_ids), device=agent.device)
     tokens = torch.full((len(prompts), max_new_tokens), agent.pad_id, device=agent.device)
     logps = torch.zeros(tokens.shape, device=agent.device)
-    writing = torch.arange(len(prompts), device=agent.device)  # the answers that the rows of the batch belong to
+    open_rows = torch.arange(len(prompts), device=agent.device)  # index of each row's answer
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=agent.device)
     logits, attention, past = _read(agent, prompts)
     for t in range(max_new_tokens):
-        noise = _noise(logits, writing, len(prompts), generator) if temperature > 0 else None
+        noise = _noise(logits, open_rows, len(prompts), generator) if temperature > 0 else None
         token, logp = _draw(logits, temperature, noise)
-        tokens[writing, t] = torch.where(ended, agent.pad_id, token)
-        logps[writing, t] = logp.float()
+        tokens[open_rows, t] = torch.where(ended, agent.pad_id, token)
+        logps[open_rows, t] = logp.float()
         ended = ended | torch.isin(token, end)
-        left = int(ended.sum())
-        if t == max_new_tokens - 1 or left == len(ended):
+        finished = int(ended.sum())
+        if t == max_new_tokens - 1 or finished == len(ended):
             break
-        if left >= LEAVE * len(ended):
+        if finished >= FINISHED_SHARE * len(ended):
             stay = (~ended).nonzero().squeeze(-1)
             past.reorder_cache(stay)
-            token, attention, writing, ended = (x[stay] for x in (token, attention, writing, ended))
+            token, attention, open_rows, ended = (x[stay] for x in (token, attention, open_rows, ended))
         attention = torch.cat([attention, attention.new_ones(len(token), 1)], dim=-1)
         logits = _forward(agent, token[:, None], attention, past).logits[:, -1]
     answers = [until_end(row, agent.end_ids) for row in tokens.tolist()]
@@ -68,24 +68,24 @@ def sample(
 
 
 def _read(agent: Policy, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, object]:
-    """Logits of each first token, attention mask and cache, from one pass over the different prompts."""
-    different = list(dict.fromkeys(map(tuple, prompts)))
-    width = max(map(len, different))
-    ids = torch.full((len(different), width), agent.pad_id, dtype=torch.long)
+    """Return logits of the first tokens, attention mask and cache, from one pass over the distinct prompts."""
+    distinct = list(dict.fromkeys(map(tuple, prompts)))
+    width = max(map(len, distinct))
+    ids = torch.full((len(distinct), width), agent.pad_id, dtype=torch.long)
     attention = torch.zeros_like(ids)
-    for row, prompt in enumerate(different):
+    for row, prompt in enumerate(distinct):
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         attention[row, width - len(prompt) :] = 1
     attention = attention.to(agent.device)
     out = _forward(agent, ids.to(agent.device), attention, None)
-    place = {prompt: row for row, prompt in enumerate(different)}
+    place = {prompt: row for row, prompt in enumerate(distinct)}
     rows = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=agent.device)
     out.past_key_values.reorder_cache(rows)
     return out.logits[rows, -1], attention[rows], out.past_key_values
 
 
 def _forward(agent: Policy, ids: Tensor, attention: Tensor, past):
-    """One pass; padding on the left gives every row positions of its own."""
+    """Run one pass; positions skip the padding on the left."""
     positions = (attention.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     return agent.model(
         input_ids=ids,
@@ -98,13 +98,13 @@ def _forward(agent: Policy, ids: Tensor, attention: Tensor, past):
 
 
 def _noise(logits: Tensor, rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Gumbel noise of the rows that are left, drawn for all: no answer depends on when another has ended."""
+    """Return Gumbel noise of the open rows, drawn for all rows, so that no answer depends on when another one ends."""
     noise = torch.empty(count, logits.shape[-1], device=logits.device).exponential_(generator=generator)
     return (noise if len(rows) == count else noise[rows]).log_().neg_()
 
 
 def _draw(logits: Tensor, temperature: float, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A token of each row and its log-probability: argmax of logits / T + Gumbel noise is a draw from softmax(logits / T)."""
+    """Return a token per row and its log-probability: argmax(logits / T + Gumbel noise) samples softmax(logits / T)."""
     if noise is None:
         token = logits.argmax(-1)
     else:
