@@ -164,23 +164,20 @@ class BackgroundTraining:
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _train(self) -> None:
-        with self.lock:
-            changes, self.pending = self.pending, {}
-            self._apply(self.config.replace(**changes))
         try:
+            with self.lock:
+                changes, self.pending = self.pending, {}
+                self._set_config(self.config.replace(**changes))
             with _recorded_warnings(self._warn):
                 run = train(
                     self.agents, self.problems, self.first_config, self.steps, out=self.folder, changes=changes,
                     callbacks=[self._after_step, lambda _: self._ending], **self.options,
                 )  # fmt: skip
-        except BaseException as error:
             with self.lock:
-                self.error, self.status = error, "failed"
-        else:
-            with self.lock:
-                self.run, self.config = run, run.config
                 ended = "paused" if self.status == "pausing" else "stopped"
-                self.status = ended if run.stopped else "finished"
+                self.run, self.config, self.status = run, run.config, ended if run.stopped else "finished"
+        except BaseException as error:
+            self.error, self.status = error, "failed"
         self._idle.set()
         self.changed.set()
 
@@ -200,11 +197,11 @@ class BackgroundTraining:
                 self._ending = True  # pending changes wait for the next start
             else:
                 config, self.pending = config.replace(**self.pending), {}
-            self._apply(config)
+            self._set_config(config)
         self.changed.set()
         return config
 
-    def _apply(self, config: Config) -> None:
+    def _set_config(self, config: Config) -> None:
         self.changes += change_lines(self.step, self.config, config)
         self.config = config
 

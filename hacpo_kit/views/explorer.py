@@ -206,8 +206,8 @@ def _summary(panels: Panels, now: WhatIf) -> str:
     """Return the effect of the settings in a few numbers, and the limits of a what-if, as HTML."""
     excluded = ", ".join(f"{count} {escaped(reason, 40)}" for reason, count in panels.replay.excluded.items())
     parts = [f"<b>{len(now.row):,} rollouts</b>{f' (excluded: {excluded})' if excluded else ''}"]
-    for i, source in enumerate(now.sources[1:], start=1):
-        omega = now.weight[now.source_index == i][0]
+    for source in sorted(set(now.source[~now.own])):
+        omega = now.weight[now.source == source][0]
         parts.append(f"ω({escaped(source, 40)}, {escaped(now.learner, 40)}) = {omega:.3f}")
     if (peer := ~now.own).any():
         unclipped = [f"{(~x.clipped[peer]).mean():.0%}" for x in (now, panels.recorded)]

@@ -49,8 +49,10 @@ class Panels:
         self.replay, self.recorded = replay, replay.at()
         self.recorded_shares, self.recorded_fractions = self.recorded.shares(), self.recorded.clip_fractions()
         history = replay.experience.capability.history
-        self.agents = list(dict.fromkeys([*history, *replay.sources]))  # in the order of the run, as in every plot
-        self.agent_index = np.array([self.agents.index(name) for name in replay.sources])[replay.source_index]
+        self.agents = list(
+            dict.fromkeys([*history, *dict.fromkeys(replay.source)])
+        )  # in the order of the run, as in every plot
+        self.agent_index = np.array([self.agents.index(name) for name in replay.source])
         self.colors = [COLORS[i % len(COLORS)] for i in range(len(self.agents))]
         self.labels = [plain(name, 40) for name in self.agents]
         length = max([1, *map(len, history.values())])

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 
@@ -21,13 +20,10 @@ from hacpo_kit.objective import lower_bound, sequence_objective
 from hacpo_kit.runs.experience import Experience
 from hacpo_kit.sharing import solved_prompts
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+ADVANTAGE_SETTINGS = ("window", "sources", "exclude_solved", "capability_baseline", "binary_guard", "cross_baseline")
 # settings that act after sampling and scoring; `method` is only a name
 REPLAYABLE = (
-    "method", "window", "capability_baseline", "binary_guard", "cross_baseline", "discrepancy", "exclude_solved", "sources",
-    "peer_update", "alpha", "delta", "delta_step", "eps_low", "eps_high",
+    *ADVANTAGE_SETTINGS, "method", "discrepancy", "peer_update", "alpha", "delta", "delta_step", "eps_low", "eps_high",
 )  # fmt: skip
 
 
@@ -39,9 +35,8 @@ class WhatIf:
     config: Config
     updates_made: int | None  # clipping range after this number of updates; None: that of each rollout's mini-batch
     capability: dict[str, float]  # P̂ of each agent
-    sources: tuple[str, ...]  # the learner, then the peers by name
     row: Int[np.ndarray, "rollout"]  # row in `Experience.of_learner(learner)`
-    source_index: Int[np.ndarray, "rollout"]  # position of the source in `sources`
+    source: np.ndarray  # name of the agent that sampled it
     own: Bool[np.ndarray, "rollout"]
     minibatch: Int[np.ndarray, "rollout"]  # m: updates made in the step before the rollout was used
     reward: Float[np.ndarray, "rollout"]
@@ -52,28 +47,11 @@ class WhatIf:
     clipped: Bool[np.ndarray, "rollout"]  # no gradient
     coefficient: Float[np.ndarray, "rollout"]  # ∂ objective / ∂ mean_t log π: s^(1+α)·ω·A peer, s·A own, 0 clipped
 
-    @property
-    def source(self) -> np.ndarray:
-        """Name of each rollout's source."""
-        return np.array(self.sources, object)[self.source_index]
-
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with one row per rollout."""
-        import pandas as pd
-
-        names = (
-            "source",
-            "own",
-            "minibatch",
-            "reward",
-            "ratio",
-            "advantage",
-            "weight",
-            "lower",
-            "clipped",
-            "coefficient",
-        )
-        return pd.DataFrame({name: getattr(self, name) for name in names}, index=self.row)
+        """Return a table with one row per rollout and one column per array."""
+        return pd.DataFrame(
+            {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        ).set_index("row")
 
     def shares(self) -> pd.DataFrame:
         """Return each source's share of Σ|coefficient|: column `up` for A > 0, `down` for A < 0; all zero without gradient.
@@ -81,32 +59,19 @@ class WhatIf:
         This is the source's share of the gradient if ∇ mean_t log π has the same norm for every rollout.
         `runs.gradients.gradient_parts` measures the actual gradients, for which it needs the models.
         """
-        import pandas as pd
-
-        c, count = self.coefficient.astype(np.float64), len(self.sources)
-        parts = {
-            name: np.bincount(self.source_index, np.clip(sign * c, 0, None), count)
-            for name, sign in (("up", 1), ("down", -1))
-        }
-        total = np.abs(c).sum()
-        return pd.DataFrame(parts, index=pd.Index(self.sources, name="source")) / (total if total > 0 else 1.0)
+        c = pd.Series(self.coefficient.astype(np.float64))
+        parts = pd.DataFrame({"up": c.clip(lower=0), "down": -c.clip(upper=0)}).groupby(self.source).sum()
+        return parts.rename_axis("source") / (c.abs().sum() or 1.0)
 
     def clip_fractions(self) -> pd.DataFrame:
         """Return the clipped share of each mini-batch: own rollouts, and peer rollouts below and above the range.
 
         NaN: the mini-batch has no such rollout.
         """
-        import pandas as pd
-
         low, high = self.clipped & (self.ratio < 1), self.clipped & (self.ratio > 1)
         columns = {"own": (self.clipped, self.own), "peer low": (low, ~self.own), "peer high": (high, ~self.own)}
-        index = pd.RangeIndex(int(self.minibatch.max(initial=-1)) + 1, name="m")
-        fractions = {}
-        for name, (hit, kind) in columns.items():
-            total = np.bincount(self.minibatch[kind], minlength=len(index))
-            with np.errstate(invalid="ignore"):
-                fractions[name] = np.bincount(self.minibatch[kind & hit], minlength=len(index)) / total
-        return pd.DataFrame(fractions, index=index)
+        table = pd.DataFrame({name: np.where(kind, hit, np.nan) for name, (hit, kind) in columns.items()})
+        return table.groupby(self.minibatch).mean().rename_axis("m")
 
 
 class Replay:
@@ -127,21 +92,22 @@ class Replay:
         if not experience.learners:
             raise ValueError("this experience has no learner: its table is empty")
         self.experience = experience
-        self.learner = learner = experience.learners[0] if learner is None else learner
-        self.frame = experience.of_learner(learner)
-        self.used = np.flatnonzero(self.frame["minibatch"].notna())
+        self.learner = experience.learners[0] if learner is None else learner
+        self.frame = experience.of_learner(self.learner)
         reasons = self.frame["excluded"]
         self.excluded = reasons[reasons != ""].value_counts().to_dict()  # reason → rollouts
+        self.used = np.flatnonzero(self.frame["minibatch"].notna())
         if not len(self.used):
             count = len(self.frame)
-            raise ValueError(f"agent {learner!r} used none of the {count} rollouts of this step: {self.excluded}")
+            raise ValueError(f"agent {self.learner!r} used none of the {count} rollouts of this step: {self.excluded}")
         rows = self.frame.iloc[self.used]
-        self.sources = (learner, *sorted(set(rows["source"]) - {learner}))
-        self.source_index = rows["source"].map({name: i for i, name in enumerate(self.sources)}).to_numpy(np.int64)
-        self.own, self.minibatch = rows["own"].to_numpy(bool), rows["minibatch"].to_numpy(np.int64)
-        self.ratio, self.reward = rows["ratio"].to_numpy(np.float32), rows["reward"].to_numpy(np.float64)
+        self.source, self.own = rows["source"].to_numpy(object), rows["own"].to_numpy(bool)
+        self.minibatch, self.reward = rows["minibatch"].to_numpy(np.int64), rows["reward"].to_numpy(np.float64)
+        self.ratio = rows["ratio"].to_numpy(np.float32)
         if bad := int((~np.isfinite(self.ratio)).sum()):
-            raise ValueError(f"{bad} importance ratios of learner {learner!r} are not finite: its weights diverged")
+            raise ValueError(
+                f"{bad} importance ratios of learner {self.learner!r} are not finite: its weights diverged"
+            )
         self._advantages = lru_cache(16)(self._compute_advantages)  # α and δ do not change the advantages
 
     def at(self, config: Config | None = None, *, updates_made: int | None = None) -> WhatIf:
@@ -157,41 +123,34 @@ class Replay:
         _check_replayable(self.experience.config, config)
         if updates_made is not None:
             updates_made = whole_number("updates_made", updates_made, least=0)
-        m = self.minibatch if updates_made is None else np.full_like(self.minibatch, updates_made)
-        keep = self.own if config.sources == "own" else np.ones(len(self.own), bool)
         capability = replace(self.experience.capability, window=config.window)
-        advantage = self._advantages(
-            config.window, config.sources, config.exclude_solved,
-            capability_baseline=config.capability_baseline, binary_guard=config.binary_guard,
-            cross_baseline=config.cross_baseline,
-        )[self.used]  # fmt: skip
-        # ω(j, k) of each source j; 1 for the learner k
-        compared = self.sources[1:] if config.discrepancy and config.sources == "all" else ()
-        omega = [capability_ratio(capability, j, self.learner) if j in compared else 1.0 for j in self.sources]
-        columns = {
-            "row": self.used, "source_index": self.source_index, "own": self.own, "minibatch": self.minibatch,
-            "reward": self.reward, "ratio": self.ratio, "advantage": advantage,
-            "weight": np.array(omega, np.float32)[self.source_index],
-        }  # fmt: skip
-        columns = {name: values[keep] for name, values in columns.items()}
         known = {name: capability[name] for name in capability if name in capability}
-        derived = _objective(config, m[keep], *(columns[k] for k in ("ratio", "advantage", "weight", "own")))
-        return WhatIf(self.learner, config, updates_made, known, self.sources, **columns, **derived)
+        keep = self.own | (config.sources == "all")
+        arrays = {name: getattr(self, name)[keep] for name in ("source", "own", "minibatch", "reward", "ratio")}
+        advantage = self._advantages(**{name: getattr(config, name) for name in ADVANTAGE_SETTINGS})[self.used][keep]
+        # ω(j, k) of each source j; 1 for the learner k
+        peers = set(arrays["source"]) - {self.learner} if config.discrepancy else set()
+        omega = {self.learner: 1.0} | {j: capability_ratio(capability, j, self.learner) for j in peers}
+        weight = np.array([omega.get(j, 1.0) for j in arrays["source"]], np.float32)
+        m = arrays["minibatch"] if updates_made is None else np.full(keep.sum(), updates_made)
+        derived = _objective(config, m, arrays["ratio"], advantage, weight, arrays["own"])
+        return WhatIf(
+            self.learner, config, updates_made, known, self.used[keep], advantage=advantage, weight=weight, **arrays, **derived
+        )  # fmt: skip
 
     def _compute_advantages(self, window: int, sources: str, exclude_solved: bool, **settings) -> np.ndarray:
         """Return A of every row of `frame` (eqs. 6-7); NaN for a row without a reward or from a source that is not used."""
         scored = self.frame["reward"].notna() & (self.frame["own"] | (sources == "all"))
-        rows = self.frame[scored]
-        capability = replace(self.experience.capability, window=window)
-        rewards = torch.tensor(rows["reward"].to_numpy(np.float64))
+        rows, capability = self.frame[scored], replace(self.experience.capability, window=window)
+        rewards, problems, names = (rows[name].tolist() for name in ("reward", "problem", "source"))
         group = group_advantages(
-            rewards, rows["problem"].tolist(), rows["source"].tolist(), self.learner, capability, **settings
-        )  # fmt: skip
+            torch.tensor(rewards, dtype=torch.float64), problems, names, self.learner, capability, **settings
+        )
         advantages = np.full(len(self.frame), np.nan, np.float32)
         advantages[scored] = group.advantages.float().numpy()
         if exclude_solved:
-            records = [SimpleNamespace(**row) for row in rows[["problem", "source", "reward"]].to_dict("records")]
-            advantages[scored & self.frame["problem"].isin(solved_prompts(records, self.learner))] = 0.0
+            solved = solved_prompts(list(rows.itertuples()), self.learner)
+            advantages[scored & self.frame["problem"].isin(solved)] = 0.0
         return advantages
 
 

@@ -181,7 +181,7 @@ def test_notebooks_make_no_html():
 
 def test_package_puts_only_escaped_text_into_html():
     """The modules with ipywidgets' HTML have tests of their own with hostile text."""
-    known = {"live.py", "monitor_widget.py", "explorer.py", "stages.py"}
+    known = {"live.py", "monitor.py", "explorer.py", "stages.py"}
     for path in Path(hk.__file__).parent.rglob("*.py"):
         code = path.read_text(encoding="utf-8")
         assert path.name in known or not re.search(r"\bHTML\(", code), path.name

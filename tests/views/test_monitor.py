@@ -42,6 +42,16 @@ def finished(monitor):
     return monitor
 
 
+def find(widget, css_class):
+    """Return the part of a widget with this CSS class."""
+    parts = [widget]
+    for part in parts:
+        if css_class in getattr(part, "_dom_classes", ()):
+            return part
+        parts += getattr(part, "children", ())
+    raise AssertionError(f"no part has the class {css_class}")
+
+
 def test_monitor_figure_shows_the_recorded_metrics(tmp_path):
     monitor = finished(monitor_in(tmp_path / "run", steps=4, after={2: lambda m: m.change(lr=3e-5, alpha=2)}))
     figure, frame = monitor.figure(), monitor.to_frame()
@@ -70,49 +80,46 @@ def test_monitor_figure_limits_the_points_of_a_curve(tmp_path):
 
 def test_monitor_widget_follows_the_training(tmp_path):
     monitor = monitor_in(tmp_path / "run", steps=4, after={3: lambda m: m.pause()})
-    view = monitor._view
-    assert view.start.description == "Start" and view.pause.disabled and view.stop.disabled
-    view.start.click()
+    start, pause, stop = monitor._buttons.values()
+    assert start.description == "Start" and pause.disabled and stop.disabled
+    start.click()
     assert monitor.running
     finished(monitor)
-    assert view.start.description == "Resume" and view.pause.disabled and not view.start.disabled
-    assert (
-        view.progress.value == 3
-        and "paused" in view.html["status"].value
-        and "step 3 of 4" in view.html["status"].value
-    )
-    (reward,) = [t for t in view.curves.data if t.yaxis == "y2" and t.name == "qwen3-sums"]
-    assert list(reward.x) == [1, 2, 3] and len(view.problem.options) == 4
+    assert start.description == "Resume" and pause.disabled and not start.disabled
+    status = monitor._html["status"].value
+    assert monitor._progress.value == 3 and "paused" in status and "step 3 of 4" in status
+    (reward,) = [t for t in monitor._curves.data if t.yaxis == "y2" and t.name == "qwen3-sums"]
+    assert list(reward.x) == [1, 2, 3] and len(monitor._problem.options) == 4
     # a page that is opened later gets the current state
-    state = view.curves.get_state()
+    state = monitor._curves.get_state()
     (sent,) = [t for t in state["_widget_data"] if (t["yaxis"], t["name"]) == ("y2", "qwen3-sums")]
     assert list(sent["x"]) == [1, 2, 3] and "step 3 of 4" in json.dumps(state["_widget_layout"], default=str)
     monitor.change(delta=0.5)
-    assert "pending: <code>delta</code> 0.2 → 0.5" in view.html["changes"].value
+    assert "pending: <code>delta</code> 0.2 → 0.5" in monitor._html["changes"].value
     finished(monitor)
-    assert view.start.disabled and "finished" in view.html["status"].value
-    assert "from step 4: <code>delta</code>" in view.html["changes"].value and len(view.curves.layout.shapes) == 4
+    assert start.disabled and "finished" in monitor._html["status"].value
+    assert "from step 4: <code>delta</code>" in monitor._html["changes"].value
+    assert len(monitor._curves.layout.shapes) == 4
 
 
 def test_monitor_widget_applies_settings(tmp_path):
     monitor = monitor_in(tmp_path / "run")
-    view = monitor._view
 
     def apply(**values):
         for name, value in values.items():
-            view.inputs[name].value = value
-        view.do(view._apply)
+            monitor._inputs[name].value = value
+        monitor._do(monitor._apply_inputs)
 
     apply(delta=0.5, lr=0.0)
     assert monitor.pending == {"delta": 0.5, "lr": 0.0}
     apply(lr=1e-4)  # set back before its step
     assert monitor.pending == {"delta": 0.5}
     apply(delta=2.0)
-    assert monitor.pending == {"delta": 0.5} and "delta=2" in view.html["refused"].value
+    assert monitor.pending == {"delta": 0.5} and "delta=2" in monitor._html["refused"].value
     apply(delta=0.2)
-    assert monitor.pending == {} and view.html["refused"].value == ""
-    view.apply.click()
-    view.inputs["delta"].value = 0.7  # this message may arrive after that of the click
+    assert monitor.pending == {} and monitor._html["refused"].value == ""
+    find(monitor.widget, "hacpo-apply").click()
+    monitor._inputs["delta"].value = 0.7  # this message may arrive after that of the click
     deadline = time.monotonic() + 20
     while not monitor.pending and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -121,15 +128,14 @@ def test_monitor_widget_applies_settings(tmp_path):
 
 def test_monitor_widget_holds_a_step(tmp_path):
     monitor = finished(monitor_in(tmp_path / "run", steps=3, after={2: lambda m: m.pause()}))
-    view = monitor._view
-    view.hold.value = True
-    view.problem.index = 3
-    held = view.html["rollouts"].value
+    monitor._hold.value = True
+    monitor._problem.index = 3
+    held = monitor._html["rollouts"].value
     assert "step 2:" in held
     finished(monitor)
-    assert view.html["rollouts"].value == held
-    view.hold.value = False
-    assert "step 3:" in view.html["rollouts"].value
+    assert monitor._html["rollouts"].value == held
+    monitor._hold.value = False
+    assert "step 3:" in monitor._html["rollouts"].value
 
 
 def test_monitor_shows_an_error(tmp_path):
@@ -188,13 +194,13 @@ def test_monitor_escapes_every_text(tmp_path, pair, say):
     for html in (
         monitor.html(),
         panes.rollouts_html(monitor.last, 2),
-        *(part.value for part in monitor._view.html.values()),
+        *(part.value for part in monitor._html.values()),
     ):
         assert not Tags(html).tags & {"img", "script", "svg", "i", "u"}
         assert "\u202e" not in html and "$" not in html.replace("&#36;", "")
     text = Tags(panes.rollouts_html(monitor.last)).text
     assert "<img src=x onerror=alert(1)>" in text and "<i>1+" in text
-    assert monitor._view.problem.options[0].startswith("1. <i>1+")  # the page shows an option as text
+    assert monitor._problem.options[0].startswith("1. <i>1+")  # the page shows an option as text
 
 
 def test_monitor_shows_chat_prompts_as_text(tmp_path, pair):
@@ -206,7 +212,7 @@ def test_monitor_shows_chat_prompts_as_text(tmp_path, pair):
         agent.chat = True
     monitor = finished(monitor_in(tmp_path / "run", steps=1, agents=pair, train=train, test=None, save_first=False))
     assert "&lt;b&gt;1+" in panes.rollouts_html(monitor.last)
-    assert '"content": "<b>1+' in monitor._view.problem.options[0]
+    assert '"content": "<b>1+' in monitor._problem.options[0]
 
 
 def test_monitor_autostart_needs_no_widget(tmp_path):
