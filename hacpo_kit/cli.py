@@ -218,14 +218,14 @@ def doctor(agents: tuple[str, ...], settings: Pairs, pair, device_memory, out, a
     """
     with _errors():
         from hacpo_kit.config import Config, settings_from_text
-        from hacpo_kit.runs.doctor import examine, told
+        from hacpo_kit.runs.doctor import examine, to_text
 
         values = dict(settings)
         config = Config.preset(values.pop("method", "hacpo"), pair=pair, **settings_from_text(values))
         if device_memory is not None:
             options["device_memory"] = int(device_memory * 2**30)
         found = examine(agents, config, folder=out, **options)
-    click.echo(json.dumps(found, indent=2) if as_json else told(found))
+    click.echo(json.dumps(found, indent=2) if as_json else to_text(found))
     sys.exit(0 if found.get("estimate", {}).get("fits", True) else 1)
 
 

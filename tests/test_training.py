@@ -1189,7 +1189,7 @@ def test_a_number_that_is_not_finite_ends_the_run_and_its_rollouts_are_kept(tmp_
     assert path.name == f"step-{made + 1:06d}-{kept['agent']}.json" and kept["rollouts"]
     for r in kept["rollouts"]:
         assert {"prompt", "text", "prompt_ids", "token_ids", "logps", "reward"} <= r.keys()
-        assert r["prompt"] and "nan" in r["logps"] if kind == "log-prob" else len(r["logps"]) == len(r["token_ids"])
+        assert r["prompt"] and "NaN" in r["logps"] if kind == "log-prob" else len(r["logps"]) == len(r["token_ids"])
     assert ("advantage" in kept["rollouts"][0]) == (kind == "gradient")
     assert checkpoints(folder)[-1].name == f"step-{made if every == 1 else 0:06d}"
     if kind == "gradient":  # a fault that has gone away: the run ends as if there had been none

@@ -316,7 +316,7 @@ def test_update_names_and_keeps_the_rollout_with_a_number_that_is_not_finite(sco
     assert (kept["text"], kept["token_ids"], kept["reward"]) == (r.text, list(r.token_ids), r.reward)
     assert kept["advantage"] == batch.advantages[row].item() and kept["logps"] == r.logps.tolist()
     assert kept["prompt"] == pool.problem(r.problem).prompt_text
-    assert set(kept["learner_logps"]) == {"nan"} if way == "nan" else len(kept["learner_logps"]) == len(r.token_ids)
+    assert set(kept["learner_logps"]) == {"NaN"} if way == "nan" else len(kept["learner_logps"]) == len(r.token_ids)
     json.dumps(fault, allow_nan=False)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hacpo_kit.common.files import write_json
 
@@ -23,11 +21,12 @@ def with_fault(
 ) -> Exception:
     """Return the error with an attribute `fault` that holds the rollouts and their `details` as JSON types.
 
-    A number that is not finite becomes text: "nan", "inf", "-inf". A run writes `fault` to its folder faults/.
+    A number that is not finite becomes text: "NaN", "Infinity", "-Infinity". A run writes `fault` to its folder faults/.
     """
     kept = ("problem", "source", "sample", "text", "prompt_ids", "token_ids", "logps", "ended", "reward", "status")
     rows = [{**{name: getattr(r, name) for name in kept}, **more} for r, more in zip(rollouts, details, strict=True)]
-    error.fault = _plain({"agent": agent, "minibatch": minibatch, "error": str(error), "rollouts": rows})
+    fault = {"agent": agent, "minibatch": minibatch, "error": str(error), "rollouts": rows}
+    error.fault = json.loads(json.dumps(fault, default=lambda array: array.tolist()), parse_constant=str)
     return error
 
 
@@ -49,13 +48,3 @@ def keep_faults(folder: Path | None, step: int) -> Iterator[None]:
             outcome = f"these rollouts could not be saved ({disk})"
         error.args = (f"{error.args[0]}; {outcome}", *error.args[1:])
         raise
-
-
-def _plain(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {name: _plain(value) for name, value in content.items()}
-    if isinstance(content, np.ndarray | np.generic):
-        return _plain(content.tolist())
-    if isinstance(content, list | tuple):
-        return [_plain(value) for value in content]
-    return str(content) if isinstance(content, float) and not math.isfinite(content) else content

@@ -15,17 +15,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary files add to the name
-
 
 def check_name(name: str, purpose: str) -> str:
     """Return a name that becomes a file name; raises ValueError if it has slashes, would be hidden, or is too long."""
-    if not re.fullmatch(r"\w[\w.+=-]*", name):
+    if not re.fullmatch(r"\w[\w.+=-]{0,199}", name):
         raise ValueError(
-            f"name {name!r}: it becomes {purpose}, so use letters, digits and . _ - + = only, and begin with a letter or digit"
+            f"name {name!r}: it becomes {purpose}, so use up to 200 letters, digits and . _ - + = only, and begin with a "
+            "letter or digit"
         )
-    if len(name.encode()) > LONGEST_NAME:
-        raise ValueError(f"name {name[:40]!r}… has {len(name.encode())} bytes; use at most {LONGEST_NAME}")
     return name
 
 
@@ -34,14 +31,28 @@ def check_name(name: str, purpose: str) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name to write to; it becomes `path` when the block ends and is removed if the block fails."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    """Yield a temporary name for a file or folder; it becomes `path` when the block ends and is removed if the block fails."""
+    temporary, aside = _temporary(path), _temporary(path)
     try:
         yield temporary
+        if path.is_dir():  # a folder cannot be replaced in one step
+            path.replace(aside)
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         raise
+    _remove(aside)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -68,18 +79,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def remove_leftovers(*folders: Path) -> None:
-    """Remove temporary files that a killed process left behind; only the holder of the folders' lock may do this."""
-    for path in (path for folder in folders for path in Path(folder).glob(".*.tmp")):
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files that a killed process left behind; only the holder of the folder's lock may do this."""
+    for path in folder.glob(".*.tmp"):
         if re.search(r"\.[0-9a-f]{8}\.tmp$", path.name):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove(path)
 
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder; a reader finds all of it or nothing."""
-    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    folder.replace(aside)
-    shutil.rmtree(aside)
+    _remove(folder.replace(_temporary(folder)))
 
 
 @contextlib.contextmanager

@@ -9,8 +9,6 @@ import json
 import os
 import random
 import re
-import shutil
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hacpo_kit.advantages import Capability
-from hacpo_kit.common.files import read_json, remove_folder, remove_leftovers, write_json
+from hacpo_kit.common.files import read_json, remove_folder, remove_leftovers, replacing, write_json
 from hacpo_kit.models.agents import Agent, run_on_each
 from hacpo_kit.models.lora import adapter_tensors, has_adapter, load_adapter
 from hacpo_kit.models.optimizers import MasterAdamW
@@ -47,35 +45,21 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
     folder = Path(folder).absolute()  # workers may have another working directory
     if folder.exists() and not (folder / "state.json").exists() and (folder.is_file() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty and not a checkpoint; choose another folder")
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    temporary.mkdir(parents=True)
-    try:
+    with replacing(folder) as temporary:
+        temporary.mkdir(parents=True)
         entries = run_on_each(agents, _save_agent, temporary)
         for agent in agents:
             check_visible(agent, temporary / "agents" / agent.name)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
         content = {
             **state.totals,
             "position": state.position,
             "capability": state.capability.to_dict(),
             "agents": entries,
             "random": _random_states(),
-            "files": {
-                path.relative_to(temporary).as_posix(): _file_digest(path)
-                for path in sorted(temporary.rglob("*"))
-                if path.is_file()
-            },
+            "files": {path.relative_to(temporary).as_posix(): _file_digest(path) for path in files},
         }
         write_json(temporary / "state.json", {**content, "sha256": _digest(content)})
-        if folder.exists():  # moved aside first, so that a stop between two renames loses nothing
-            aside = folder.with_name(f".{folder.name}.old.{uuid.uuid4().hex[:8]}.tmp")
-            folder.replace(aside)
-            temporary.replace(folder)
-            shutil.rmtree(aside)
-        else:
-            temporary.replace(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return folder
 
 

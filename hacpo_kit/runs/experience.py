@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hacpo_kit.advantages import Capability, advantage
-from hacpo_kit.common.files import remove_leftovers, replacing
+from hacpo_kit.common.files import replacing
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, as_list
@@ -124,8 +124,8 @@ class Experience:
             raise ValueError(f"no stats of {', '.join(map(repr, missing))}; stats has {', '.join(known)}")
         frames = []
         for agent in agents:
-            parts = known[agent.name].minibatches if known else planned(pool, agent, capability, config)
-            frames.append(_rows(pool, agent, config, parts))
+            stats = known[agent.name] if known else planned(pool, agent, capability, config)
+            frames.append(_rows(pool, agent, config, stats))
         config = config.replace(window=capability.window)
         return cls(pd.concat(frames, ignore_index=True), capability, config, step, trained=bool(known))
 
@@ -165,7 +165,7 @@ class Experience:
             raise ValueError(f"{path} is not readable as experience ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | Path) -> Path:
-        """Write a Parquet file, which appears under its name when it is complete; raises OSError, with the file's name."""
+        """Write a Parquet file, which appears under its name when it is complete; raises OSError if it cannot."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -176,12 +176,9 @@ class Experience:
         table = pa.Table.from_pandas(self.frame, preserve_index=False)
         table = table.replace_schema_metadata({**table.schema.metadata, "hacpo_kit": json.dumps(about)})
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with replacing(path) as temporary:
-                # checksums: a file that is damaged later is refused
-                pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-        except OSError as error:
-            raise OSError(error.errno, f"the experience cannot be written ({error})", str(path)) from None
+        with replacing(path) as temporary:
+            # checksums: a file that is damaged later is refused
+            pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
         return path
 
 
@@ -196,91 +193,60 @@ def recorded_steps(folder: str | Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def drop_after(folder: Path, step: int) -> None:
-    """Remove the recorded steps after the restored checkpoint, which the resumed run records again."""
-    for later in (s for s in recorded_steps(folder) if s > step):
-        path_of(folder, later).unlink()
-    remove_leftovers(folder / FOLDER)
-
-
-def record_experience(folder: Path, result: StepResult, agents: Sequence[Agent], step: int) -> None:
-    """Write the experience of a step to a run folder; raises OSError if it cannot be written."""
-    Experience.of_step(result, agents, step).save(path_of(folder, step))
-
-
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def planned(pool: Pool, agent: Agent, capability: Capability, config: Config) -> list[MiniBatch]:
+def planned(pool: Pool, agent: Agent, capability: Capability, config: Config) -> StepStats:
     """Return the mini-batches that `update` would use now, with ratios and clipping at the learner's present weights.
 
     Loss, gradient norm and learning rate are NaN. Nothing is changed.
     """
-    batch = advantage(pool, agent, capability, config)
-    if not len(batch):
-        return []
+    batch, config = advantage(pool, agent, capability, config), config.replace(beta=0.0)
     order = minibatches(batch.own, config, seed=derive_seed("order", config.seed, agent.name, agent.updates))
-    return [_scored(agent, batch, rows, m, config.replace(beta=0.0)) for m, rows in enumerate(order)]
+    parts = tuple(_scored(agent, batch.part(rows), m, config) for m, rows in enumerate(order))
+    return StepStats(agent.name, parts, batch.excluded, tuple(r.source for r in pool))
 
 
-def _scored(agent: Agent, batch: Batch, rows: list[int], m: int, config: Config) -> MiniBatch:
-    ratio, clipped = np.empty(len(rows), np.float32), np.empty(len(rows), bool)
+def _scored(agent: Agent, batch: Batch, m: int, config: Config) -> MiniBatch:
+    ratio, clipped = np.empty(len(batch), np.float32), np.empty(len(batch), bool)
     with torch.no_grad():
-        for micro in microbatches(*batch.tokens(rows), config.microbatch_tokens):
-            _, s, hit, _ = objective_of(agent, batch, [rows[i] for i in micro], m, config)
-            ratio[micro], clipped[micro] = s.cpu().numpy(), hit.cpu().numpy()
-    part, unknown = batch.part(rows), float("nan")
+        for rows in microbatches(batch.prompt_ids, batch.response_ids, config.microbatch_tokens):
+            _, s, hit, _ = objective_of(agent, batch, rows, m, config)
+            ratio[rows], clipped[rows] = s.cpu().numpy(), hit.cpu().numpy()
+    unknown = float("nan")
     return MiniBatch(
-        updates_made=m, lower=lower_bound(m, config), index=np.array(part.index), own=part.own.numpy(), ratio=ratio,
-        clipped=clipped, advantages=part.advantages.numpy(), weights=part.weights.numpy(),
+        updates_made=m, lower=lower_bound(m, config), index=np.array(batch.index), own=batch.own.numpy(), ratio=ratio,
+        clipped=clipped, advantages=batch.advantages.numpy(), weights=batch.weights.numpy(),
         loss=unknown, grad_norm=unknown, lr=unknown, kl=None,
     )  # fmt: skip
 
 
-def _rows(pool: Pool, agent: Agent, config: Config, parts: Sequence[MiniBatch]) -> pd.DataFrame:
+def _rows(pool: Pool, agent: Agent, config: Config, stats: StepStats) -> pd.DataFrame:
     """Return one learner's part of the table."""
-    import pandas as pd
-
     if agent.name not in pool.agents:
         raise ValueError(f"agent {agent.name!r} has no rollouts in this pool, which is of {', '.join(pool.agents)}")
-    offered = shared_rollouts(pool, agent.name, config)
-    rollouts = [pool.rollouts[i] for i in offered]
-    position = {int(i): row for row, i in enumerate(np.concatenate([p.index for p in parts]) if parts else ())}
-    row_of = np.array([position.get(i, -1) for i in offered])
-
-    def in_update(value: Callable[[MiniBatch], Any], missing: Any, dtype: Any) -> np.ndarray:
-        """Return a value of each rollout's mini-batch; excluded rollouts have the missing one."""
-        values = [*(v for p in parts for v in np.broadcast_to(value(p), len(p.index))), missing]
-        return np.array(values, dtype)[row_of]
-
+    shared = shared_rollouts(pool, agent.name, config)
+    rollouts = [pool.rollouts[i] for i in shared]
     own = [r.source == agent.name for r in rollouts]
-    excluded = [r for row, r in zip(row_of, rollouts, strict=True) if row < 0]
-    reasons = iter(_reasons(pool, agent, config, excluded))
-    means = [r.mean_logp(config.count_eos or is_own) for r, is_own in zip(rollouts, own, strict=True)]
-    columns = {
-        "learner": agent.name,
-        "prompt": [pool.problem(r.problem).prompt_text for r in rollouts],
-        "gold": [pool.problem(r.problem).gold for r in rollouts],
-        **{name: [getattr(r, name) for r in rollouts] for name in ("source", "problem", "text", "ended", "status")},
-        "sample": np.array([r.sample for r in rollouts], np.int32),
-        "reward": np.array([np.nan if r.reward is None else r.reward for r in rollouts], np.float64),
-        "own": own,
-        "minibatch": pd.array(in_update(lambda p: p.updates_made, -1, np.int32), dtype="Int32"),
-        "excluded": ["" if row >= 0 else next(reasons) for row in row_of],
-        "source_mean_logp": np.array(means, np.float32),
-        "ratio": in_update(lambda p: p.ratio, np.nan, np.float32),
-        "advantage": in_update(lambda p: p.advantages, np.nan, np.float32),
-        "weight": in_update(lambda p: p.weights, np.nan, np.float32),
-        "clipped": in_update(lambda p: p.clipped, False, bool),
-        "lower": in_update(lambda p: p.lower, np.nan, np.float64),
-    }
-    frame = pd.DataFrame(columns)[list(COLUMNS)]
-    frame.loc[row_of < 0, "minibatch"] = pd.NA
-    return frame
+    used = stats.to_frame().set_index("index").rename(columns={"updates_made": "minibatch"})
+    # a rollout that was excluded has no row in `used`
+    frame = pool.to_frame().iloc[shared].join(used[["minibatch", "ratio", "clipped", "advantage", "weight", "lower"]])
+    excluded = frame["minibatch"].isna().tolist()
+    reasons = iter(_reasons(pool, agent, config, [r for r, out in zip(rollouts, excluded, strict=True) if out]))
+    frame = frame.assign(
+        learner=agent.name,
+        own=own,
+        prompt=[pool.problem(r.problem).prompt_text for r in rollouts],
+        source_mean_logp=[r.mean_logp(config.count_eos or is_own) for r, is_own in zip(rollouts, own, strict=True)],
+        clipped=frame["clipped"].eq(True),
+        excluded=[next(reasons) if out else "" for out in excluded],
+    )
+    types = {"sample": "int32", "reward": "float64", "minibatch": "Int32", "source_mean_logp": "float32"}
+    return frame[list(COLUMNS)].astype(types).reset_index(drop=True)
 
 
 def _reasons(pool: Pool, agent: Agent, config: Config, rollouts: Sequence[Rollout]) -> list[str]:
     """Return why `advantage` excluded rollouts from this learner's batch."""
     encoded = encode_for(agent, pool, rollouts, config.count_eos)
     reasons = [tokens if isinstance(tokens, str) else "not in these stats" for tokens in encoded]
-    return ["unscorable" if r.reward is None else why for r, why in zip(rollouts, reasons, strict=True)]
+    return ["unscorable" if r.reward is None else reason for r, reason in zip(rollouts, reasons, strict=True)]

@@ -19,7 +19,7 @@ from hacpo_kit.records import StepResult
 from hacpo_kit.runs.changes import FILE as CHANGES
 from hacpo_kit.runs.changes import apply_changes, change_lines
 from hacpo_kit.runs.checkpoints import checkpoints, restore_newest, save_checkpoint, step_of
-from hacpo_kit.runs.experience import drop_after, record_experience
+from hacpo_kit.runs.experience import Experience, path_of, recorded_steps
 from hacpo_kit.runs.record import Plan, check_same_run, read_record
 from hacpo_kit.runs.run import State
 
@@ -66,7 +66,8 @@ class RunFolder:
         record = plan.record(agents, config)
         self._check(record, config)
         self.path.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.path, self.path / "checkpoints")
+        for folder in (self.path, self.path / "checkpoints", self.path / "experience"):
+            remove_leftovers(folder)
         write_json(self.path / "config.json", config.to_dict())
         write_json(self.path / "run.json", record)
         state = restore_newest(self.path, agents)
@@ -77,7 +78,8 @@ class RunFolder:
         self.files = [Lines(self.path / name) for name in ("metrics.jsonl", "samples.jsonl", CHANGES)]
         self.metrics, self.samples, self.changes = self.files
         history, _, changes = (truncate_lines(file.path, state.step) for file in self.files)
-        drop_after(self.path, state.step)
+        for later in (step for step in recorded_steps(self.path) if step > state.step):
+            path_of(self.path, later).unlink()
         missing = sorted({*range(state.step + 1)} - {line["step"] for line in history})
         if state.step and missing:
             warnings.warn(f"{self.metrics.path} lacks the steps {missing}, which the checkpoint contains", stacklevel=4)
@@ -115,7 +117,7 @@ class RunFolder:
         self.samples.add(sample_rows(result, plan.samples))
         if plan.record_every and step % plan.record_every == 0:
             try:
-                record_experience(self.path, result, agents, step)
+                Experience.of_step(result, agents, step).save(path_of(self.path, step))
             except OSError as fault:
                 warnings.warn(f"the experience of step {step} is not recorded: {fault}", stacklevel=4)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm.auto import tqdm
 
 from hacpo_kit.common.files import append_lines, locked, read_json, read_lines, write_json, write_text
@@ -116,8 +115,6 @@ def evaluate_sets(
                     if bar.disable and progress:
                         print(f"{agent.name} on {test.name}: {test.metric} {values[test.metric]:.3f}", flush=True)
                 del agent  # one model in memory at a time
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
         board = Scoreboard(scores, {s.name: s.metric for s in opened}, _remarks(scores, opened), folder)
         board.write()
     return board

@@ -24,7 +24,7 @@ from hacpo_kit import rollouts, training
 from hacpo_kit.common.files import Lines, read_lines
 from hacpo_kit.runs import folder as run_folder
 from hacpo_kit.runs.checkpoints import checkpoints, read_state, step_of
-from hacpo_kit.runs.experience import path_of, recorded_steps
+from hacpo_kit.runs.experience import Experience, path_of, recorded_steps
 
 STEPS, EVERY = 6, 2
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
@@ -37,7 +37,7 @@ PHASES = {
     "scoring": (rollouts, "_score_new"),
     "reward": (training, "reward"),
     "lines": (Lines, "add"),
-    "experience": (run_folder, "record_experience"),
+    "experience": (Experience, "save"),
 }
 NAMES = list(PHASES)
 OTHER = "between"  # loading, advantages, callbacks, all that is no phase

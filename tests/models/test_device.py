@@ -70,7 +70,8 @@ views = [hk.advantage(last[0].pool, team[0], last[0].capability, config) for tea
 parts = [gradient_parts(team[0], view, config) for team, view in zip((here, there), views, strict=True)]
 out["furthest"]["gradient parts"] = float((parts[0]["norm"] - parts[1]["norm"]).abs().max())
 plans = [planned(last[0].pool, team[0], last[0].capability, config) for team in (here, there)]
-out["furthest"]["ratios"] = max(float(abs(a.ratio - b.ratio).max()) for a, b in zip(*plans, strict=True))
+pairs = zip(*(plan.minibatches for plan in plans), strict=True)
+out["furthest"]["ratios"] = max(float(abs(a.ratio - b.ratio).max()) for a, b in pairs)
 
 # a checkpoint of the host goes on on the device (transformers tells tied weights by their addresses, which simulated
 # tensors do not have: it cannot write them)
