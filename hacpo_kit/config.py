@@ -155,7 +155,7 @@ class Config(BaseModel):
         if version != VERSION:
             raise ValueError(
                 f"the stored settings have version {version!r}, this version of hacpo_kit reads version {VERSION} because "
-                "settings and metrics were renamed; start a new run, or use the version of hacpo_kit that wrote them"
+                "settings and metrics were renamed; start a new run, or use the version of hacpo_kit that stored them"
             )
         return cls(**settings)
 

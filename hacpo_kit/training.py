@@ -78,7 +78,7 @@ def _learn(
 def _metrics(
     pool: Pool, capability: Capability, config: Config, batches: Mapping[str, Batch], stats: Mapping[str, StepStats]
 ) -> dict[str, Any]:
-    """Return the metrics of a step, named as in `records.METRICS`."""
+    """Return the metrics of a step, named as in `runs.metrics.METRICS`."""
     known = [name for name in batches if name in capability]  # without a scorable rollout there is no capability
     of_agents = {name: {"capability": capability[name]} if name in known else {} for name in batches}
     for name, values in of_agents.items():

@@ -1,4 +1,4 @@
-"""The verifier: which answers are paid, and that nothing an answer contains can stop, slow or mislead the others."""
+"""The verifier: which answers are correct, and that no answer can stop, slow or mislead the others."""
 
 import json
 import math

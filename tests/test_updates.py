@@ -306,8 +306,10 @@ def test_update_names_and_keeps_the_rollout_with_a_number_that_is_not_finite(sco
     m = next(m for m, rows in enumerate(order) if row in rows)
     poisoned(agent, batch, row, way)
     r = batch.rollouts[row]
-    told = rf"agent 'qwen3-sums', mini-batch {m}: the {what} of 1 rollouts .*\({r.problem} by {r.source} #{r.sample}\)"
-    with pytest.raises(FloatingPointError, match=told) as caught:
+    message = (
+        rf"agent 'qwen3-sums', mini-batch {m}: the {what} of 1 rollouts .*\({r.problem} by {r.source} #{r.sample}\)"
+    )
+    with pytest.raises(FloatingPointError, match=message) as caught:
         hk.update(agent, batch, config)
     assert agent.updates == m and all(v.isfinite().all() for v in agent.model.state_dict().values())
     fault = caught.value.fault
