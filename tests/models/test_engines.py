@@ -158,7 +158,7 @@ def test_options_replace_what_is_usual(stand_in):
 def test_an_agent_on_another_gpu_than_the_first_is_refused(agent, stand_in, monkeypatch):
     monkeypatch.setattr(hk.Agent, "device", property(lambda self: torch.device("cuda:1")))
     with pytest.raises(
-        ValueError, match=r"agent 'qwen3-sums' is on cuda:1, but vLLM in this process works on the first GPU"
+        ValueError, match=r"agent 'qwen3-sums' is on cuda:1, but vLLM in this process uses the first visible GPU"
     ):
         agent.engine.sample(agent, [(1, 2)], **GREEDY)
     assert not stand_in.started
@@ -269,10 +269,10 @@ def test_answers_that_are_none_count_as_failure(agent, stand_in, monkeypatch, fa
     if fault == "fewer":
         generate = stand_in.generate
         monkeypatch.setattr(stand_in, "generate", lambda *args, **more: generate(*args, **more)[1:])
-    expected = {"abort": "ended an answer with 'abort'", "nan": "log-probabilities of its answers are not finite"}
+    expected = {"abort": "ended an answer with 'abort'", "nan": "log-probabilities of vLLM's answers are not finite"}
     with (
         pytest.warns(UserWarning, match="started again"),
-        pytest.raises(RuntimeError, match=expected.get(fault, "gave 1 answers to 2 prompts")),
+        pytest.raises(RuntimeError, match=expected.get(fault, "returned 1 answers to 2 prompts")),
     ):
         agent.engine.sample(agent, [(5, 6), (7, 8)], **GREEDY)
 
@@ -369,7 +369,7 @@ def test_training_records_engine_and_options_and_a_resumed_run_has_them_again(
     assert run.history[-1]["agents"]["llama-differences"]["engine_gap_max"] == 0
     again = hk.resume(tmp_path / "run", steps=2, progress="off")
     assert again.agents[0].engine.options == options and len(stand_in.started) == 2
-    with contextlib.closing(agent.engine), pytest.warns(UserWarning, match="begun with other engine"):
+    with contextlib.closing(agent.engine), pytest.warns(UserWarning, match="started with other engine"):
         plain = hk.resume(
             tmp_path / "run", steps=3, progress="off", loading={"engine": "transformers", "engine_options": None}
         )

