@@ -36,3 +36,10 @@ def open_cells(lab, context):
     yield make
     for page in pages:
         page.close()
+
+
+def pytest_collection_modifyitems(items):
+    """Mark every browser test as slow that is not the quick one of its widget."""
+    for item in items:
+        if item.path.parent.name == "browser" and not item.get_closest_marker("quick_browser"):
+            item.add_marker(pytest.mark.slow)

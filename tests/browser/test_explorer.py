@@ -88,6 +88,7 @@ def test_every_slider_moves_numbers_and_curves_with_one_picture(page, tmp_path):
     jupyter.no_errors(page)
 
 
+@pytest.mark.quick_browser
 def test_switches_reset_step_and_learner(page):
     start = page.evaluate(STATE)
     for name in ("capability-baseline", "discrepancy", "exponential", "clipping"):

@@ -3,6 +3,7 @@
 import base64
 import json
 
+import pytest
 from nbconvert import HTMLExporter
 
 from . import jupyter as lab_
@@ -111,6 +112,7 @@ def test_start_pause_change_resume_and_stop(open_cells, lab):
     assert f"data:image/png;base64,{base64.b64encode(after).decode()}" in html
 
 
+@pytest.mark.quick_browser
 def test_a_saved_notebook_opened_without_its_kernel_shows_the_picture(open_cells, lab):
     page = opened(open_cells, "later", steps=2)
     page.locator(".hacpo-start").click()
