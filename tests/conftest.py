@@ -4,6 +4,7 @@ import copy
 import importlib
 import itertools
 import os
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -232,3 +233,28 @@ def experience_of():
         return Experience(pd.DataFrame(columns), capability, config or hk.Config(), 1)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory):
+    """A run of six steps without a stop."""
+    from trained import CONFIG, OPTIONS, agents, problems
+
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return hk.train(agents(), problems("train", 50), CONFIG, 6, test=problems("test", 6), out=folder, **OPTIONS)
+
+
+@pytest.fixture
+def copied_run(whole_run, tmp_path):
+    """A copy of the folder of `whole_run`."""
+    return Path(shutil.copytree(whole_run.folder, tmp_path / "copied"))
+
+
+@pytest.fixture(scope="session")
+def changed_run(tmp_path_factory):
+    """A run of six steps whose settings change after the second and the third."""
+    from trained import CONFIG, agents, change_settings, problems
+
+    options = {"eval_every": 2, "save_every": 4, "progress": "off", "callbacks": [change_settings]}
+    folder = tmp_path_factory.mktemp("runs") / "changed"
+    return hk.train(agents(), problems("train", 50), CONFIG, 6, out=folder, **options)

@@ -231,6 +231,8 @@ def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
     if folder.exists() and not (folder / "state.json").exists():  # damaged, too
         remove_folder(folder)
     save(folder, agents, state)
-    for checkpoint in [*damaged, *checkpoints(run)[:-KEEP]]:
+    for checkpoint in damaged:
+        remove_folder(checkpoint)
+    for checkpoint in checkpoints(run)[:-KEEP]:
         remove_folder(checkpoint)
     return folder
