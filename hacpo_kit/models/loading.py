@@ -132,9 +132,8 @@ def load_agent(
     if lora:
         check_extra()
     name = name or Path(str(source)).name
-    tokenizer, options = _read_tokenizer(
-        where, name, prompt_format, source_options(source, revision, trust_remote_code)
-    )
+    options = source_options(source, revision, trust_remote_code)
+    tokenizer = _read_tokenizer(where, name, prompt_format, options)
     check_fits(where, precision, "cpu" if offload else device, **options)
     model = _read_model(where, len(tokenizer), precision, attention, options)
     if gradient_checkpointing:
