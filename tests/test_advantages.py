@@ -170,3 +170,11 @@ def test_capability_tells_an_agent_without_reward_from_an_unknown_one():
         past.ratio("B", "A")
     with pytest.raises(KeyError, match="no capability for agent 'C'; there are 'A', 'B'"):
         past.ratio("B", "C")
+
+
+def test_capability_warns_of_a_negative_mean_reward(fresh_agent):
+    import hacpo_kit as hk
+
+    pool = hk.rollout(fresh_agent("qwen3-sums"), hk.load_problems("arithmetic", size=1), n=2, progress=False)
+    with pytest.warns(UserWarning, match="negative"):
+        hk.Capability().observe(pool.with_rewards([-1.0, 0.0], ["wrong", "wrong"]))

@@ -153,9 +153,8 @@ def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
     if agent.reference is not None:
         with without_progress_bars():
             agent.reference.save_pretrained(folder / "references" / agent.name)
-    if has_adapter(
-        agent.model
-    ):  # the agent's folder has merged weights, from which adapters cannot be recovered exactly
+    # the agent's folder has merged weights, from which adapters cannot be recovered exactly
+    if has_adapter(agent.model):
         (folder / "adapters").mkdir(exist_ok=True)
         save_file(adapter_tensors(agent.model), folder / "adapters" / f"{agent.name}.safetensors")
     tensors = {} if agent.optimizer is None else agent.optimizer.tensors()
@@ -165,6 +164,7 @@ def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
 
 
 def _restore_agent(agent: Agent, folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Restore one agent from a checkpoint; runs where the agent's model is."""
     if has_adapter(agent.model):
         load_adapter(agent.model, load_file(folder / "adapters" / f"{agent.name}.safetensors"))
     else:
@@ -185,7 +185,7 @@ def _restore_agent(agent: Agent, folder: Path, entries: Mapping[str, Mapping[str
 
 
 def _load_weights(model, folder: Path) -> None:
-    """Through from_pretrained, which knows shards and tied weights; in place, so that nothing loses its model."""
+    """Load weights in place, by from_pretrained, which handles shards and tied weights."""
     with without_progress_bars():
         loaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
     model.load_state_dict(loaded.state_dict())

@@ -99,7 +99,7 @@ def sampling_of(
 
 
 def best_at(n: int, correct: int, k: int) -> float:
-    """Return the unbiased probability that at least one of k rollouts is correct, given that `correct` of n are.
+    """Return the unbiased probability that at least one of k rollouts is correct if `correct` of n are.
 
     >>> best_at(4, 1, 1), best_at(4, 1, 4), best_at(4, 1, 2)
     (0.25, 1.0, 0.5)

@@ -128,7 +128,7 @@ class RunFolder:
             self.changes.write()
 
     def save(self, agents: Sequence[Agent], state: State, *, last: bool = False) -> None:
-        """Write the lines that wait and a checkpoint; if the disk refuses, warn and continue.
+        """Write waiting lines and a checkpoint; if the disk does not take them, warn and continue.
 
         Raises OSError for the `last` checkpoint of a call, because then the trained agents exist in memory only.
         """
@@ -137,7 +137,7 @@ class RunFolder:
                 file.write()
             save_checkpoint(self.path, agents, state)
         except OSError as fault:
-            if fault.errno is None:  # not the disk: a worker wrote to a folder that is not visible here
+            if fault.errno is None:  # not the disk: a worker saved to a folder that is not visible here
                 raise
             saved = checkpoints(self.path)
             kept = f"the newest one is {saved[-1].name}" if saved else "there is no other"

@@ -118,7 +118,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     record = read_json(folder / "run.json")
     needed = ("steps", "reward_function", "agents", "problems", "test", "tests", "versions")
     if missing := [name for name in needed if name not in record]:
-        raise ValueError(f"{folder / 'run.json'} has no {', '.join(missing)}: another version of hacpo_kit wrote it")
+        raise ValueError(
+            f"{folder / 'run.json'} has no {', '.join(missing)}; it comes from another version of hacpo_kit or is damaged"
+        )
     return record
 
 

@@ -75,7 +75,7 @@ def file_name(name: str) -> str:
 
 
 def _open_set(text: str, limit: int | None) -> tuple[str, Problems]:
-    """Return name and problems of a set that is given as text."""
+    """Return name and problems of a set that is named by text."""
     name, mark, source = (text, "", "") if Path(text).exists() else text.partition("=")
     if mark:
         return name, load_problems(source, benchmark=name if name in BENCHMARKS else None, limit=limit)
