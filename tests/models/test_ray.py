@@ -62,7 +62,7 @@ def test_a_worker_that_dies_at_work_is_replaced(agents, calm, tmp_path, problems
     settings = {"out": tmp_path, "test": problems[:3], "save_every": 1, **SETTINGS}
     made, first = [], hk.train(agents, problems, CONFIG, 1, **settings)
     assert first.folder == tmp_path
-    with pytest.warns(UserWarning, match=r"step 3 lost the worker of agent 'llama-differences' \(.*as after step 1"):
+    with pytest.warns(UserWarning, match=r"step 3 lost the worker of agent 'llama-differences' \(.*after step 1"):
         hk.train(agents, problems, CONFIG, 2, callbacks=[after], **settings)
     assert made == [2, 2]
     same_run(calm, tmp_path)

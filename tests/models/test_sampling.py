@@ -15,7 +15,7 @@ QUIET = {"progress": False}
 def generates(monkeypatch, *answers):
     """Let the engine draw these rows, one for each prompt."""
     columns = iter(torch.tensor(answers).T)
-    monkeypatch.setattr(engine, "LEAVE", 2)  # no row leaves the batch: the rows stay those of the prompts
+    monkeypatch.setattr(engine, "FINISHED_SHARE", 2)  # no row leaves the batch: the rows stay those of the prompts
     monkeypatch.setattr(engine, "_draw", lambda logits, *_: (next(columns), torch.zeros(len(logits))))
 
 
@@ -51,8 +51,8 @@ def test_sample_is_greedy_like_generate_whenever_rows_leave_the_batch(name, monk
         out = agent.model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
     written = [until_end(row, agent.end_ids) for row in out[:, width:].tolist()]
     assert len({len(a.ids) for a in written}) > 2  # so that some leave while others write
-    for leave in (1e-9, engine.LEAVE, 2):
-        monkeypatch.setattr(engine, "LEAVE", leave)
+    for leave in (1e-9, engine.FINISHED_SHARE, 2):
+        monkeypatch.setattr(engine, "FINISHED_SHARE", leave)
         answers = engine.sample(agent, prompts, temperature=0, max_new_tokens=24, seed=0)
         assert [a[:2] for a in answers] == [a[:2] for a in written]
         assert all(len(a.logps) == len(a.ids) for a in answers)
