@@ -79,7 +79,7 @@ class Plan:
             "agents": [_agent_record(agent) for agent in agents],
             "workers": next((agent.workers for agent in agents if agent.workers), None),
             "problems": _problems_record(self.problems),
-            "test": self.test and _problems_record(self.test),
+            "test": None if self.test is None else _problems_record(self.test),
             "tests": {name: _problems_record(problems) for name, problems in self.tests.items()},
             "versions": versions(),
         }
