@@ -33,8 +33,9 @@ def folder(lab):
 
 
 @pytest.fixture
-def page(open_cells, folder):
-    page = open_cells("explorer", [CELL])
+def page(open_cells, folder, request):
+    # a name of its own gives each test a new kernel: a page that restores the widgets of an old one may lose new messages
+    page = open_cells(request.node.name, [CELL])
     jupyter.run_all(page)
     page.locator(".hk-alpha .noUi-handle").first.wait_for()
     page.locator(".hk-explorer-plot .scatterlayer path.point").first.wait_for(state="attached")
@@ -112,11 +113,11 @@ def test_switches_reset_step_and_learner(page):
     jupyter.no_errors(page)
 
 
-def test_a_tab_opened_again_shows_what_was_chosen(page, lab):
+def test_a_tab_opened_again_shows_what_was_chosen(page, lab, request):
     for _ in range(3):
         moved(page, press(page, "alpha", "ArrowRight"))
     chosen = page.evaluate(STATE)
-    jupyter.save(page, lab, "explorer")
+    jupyter.save(page, lab, request.node.name)
     jupyter.reopen(page)
     page.locator(".hk-explorer-plot .scatterlayer path.point").first.wait_for(state="attached")
     page.wait_for_function(f"title => {PLOT}.layout.title.text === title", arg=chosen[0])
@@ -153,8 +154,8 @@ hk.widgets.explorer(e)
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_saved_notebook_shows_the_picture_as_html(page, lab):
-    stored = jupyter.save(page, lab, "explorer")
+def test_a_saved_notebook_shows_the_picture_as_html(page, lab, request):
+    stored = jupyter.save(page, lab, request.node.name)
     shown = [o["data"] for c in stored.cells for o in c.outputs if "data" in o]
     place = next(i for i, data in enumerate(shown) if "application/vnd.jupyter.widget-view+json" in data)
     assert "image/png" in shown[place + 1]
