@@ -91,7 +91,7 @@ def sequence_ratio(
     tensor([1.])
     """
     # s = exp(mean_t log π_k(y_t) − mean_t log π_j,old(y_t))
-    return (_token_mean(logp, mask) - _rows(source_mean_logp, logp, "source_mean_logp")).exp()
+    return (token_mean(logp, mask) - _rows(source_mean_logp, logp, "source_mean_logp")).exp()
 
 
 def clip_band(updates_made: int, delta: float, delta_step: float) -> tuple[float, float]:
@@ -186,9 +186,9 @@ def grpo_loss(
     r = log_ratio.exp()
     # min(r_t·A, clip(r_t, 1 − ε_low, 1 + ε_high)·A), averaged over t
     low, high = 1 - config.eps_low, 1 + config.eps_high
-    objective = _token_mean(torch.minimum(r * a, r.clamp(low, high) * a), mask)
+    objective = token_mean(torch.minimum(r * a, r.clamp(low, high) * a), mask)
     clipped = (((r > high) & (a > 0)) | ((r < low) & (a < 0))) & mask
-    return LossOutput(-objective.mean(), objective, _token_mean(log_ratio, mask).exp(), clipped.any(-1))
+    return LossOutput(-objective.mean(), objective, token_mean(log_ratio, mask).exp(), clipped.any(-1))
 
 
 def kl_to_reference(
@@ -199,10 +199,10 @@ def kl_to_reference(
     """Return the low-variance estimate of KL(learner ‖ reference), averaged over tokens; it is never negative."""
     # e^d − d − 1 with d = log π_ref − log π_k
     d = torch.where(mask, reference_logp - logp, 0.0)
-    return _token_mean(d.exp() - d - 1, mask)
+    return token_mean(d.exp() - d - 1, mask)
 
 
-def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
+def token_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the masked mean of each rollout. Padding, including NaN, is ignored and receives no gradient."""
     if values.ndim != 2 or values.shape != mask.shape:
         raise ValueError(

@@ -18,7 +18,7 @@ from hacpo_kit.models.agents import Agent
 from hacpo_kit.models.faults import not_finite
 from hacpo_kit.models.oom import memory_advice, pass_memory_advice
 from hacpo_kit.models.passes import microbatches
-from hacpo_kit.objective import grpo_loss, hacpo_loss, kl_to_reference, lower_bound
+from hacpo_kit.objective import grpo_loss, hacpo_loss, kl_to_reference, lower_bound, token_mean
 from hacpo_kit.records import Batch, MiniBatch, StepStats
 
 
@@ -185,22 +185,20 @@ def objective_of(
     logp, mask = agent.logprobs(prompts, responses, temperature=batch.pool.temperature)
     at = dict(device=logp.device, dtype=logp.dtype)
     own_rows = [k for k, i in enumerate(rows) if batch.own[i]]
-    replaced = {}
-    if old is not None:
-        # by length, not by mask: selecting by a mask makes the host wait for a GPU, here for every row
-        current = {k: logp[k, : len(responses[k])].detach() for k in own_rows}
-        replaced = {k: old.get(batch.index[rows[k]], current[k]) for k in own_rows}
+    if old is not None or config.ratio == "token":
+        old_logp = logp.detach().clone()  # in the shape of logp, so that means over both are rounded in the same way
+        for k in own_rows:
+            index = batch.index[rows[k]]
+            values = torch.from_numpy(batch.pool.rollouts[index].logps) if old is None else old.get(index)
+            if values is not None:
+                old_logp[k, : len(values)] = values.to(**at)
     advantages = batch.advantages[rows].to(**at)
     if config.ratio == "token":
-        old_logp = torch.zeros_like(logp)
-        for k, i in enumerate(rows):
-            recorded = torch.from_numpy(batch.pool.rollouts[batch.index[i]].logps)
-            old_logp[k, : len(responses[k])] = replaced.get(k, recorded).to(**at)
         out = grpo_loss(logp, old_logp, mask, advantages, config)
     else:
         source_mean_logp, weights = batch.source_mean_logp[rows].to(**at), batch.weights[rows].to(**at)
-        for k, logps in replaced.items():
-            source_mean_logp[k] = logps.mean()
+        if old is not None:
+            source_mean_logp[own_rows] = token_mean(old_logp, mask)[own_rows]
         own = batch.own[rows].to(logp.device)
         out = hacpo_loss(logp, mask, source_mean_logp, advantages, weights, own, updates_made, config)
     kl = None

@@ -18,9 +18,9 @@ from filelock import FileLock, Timeout
 
 def check_name(name: str, purpose: str) -> str:
     """Return a name that becomes a file name; raises ValueError if it has slashes, would be hidden, or is too long."""
-    if not re.fullmatch(r"\w[\w.+=-]{0,199}", name):
+    if not re.fullmatch(r"\w[\w.+=-]*", name) or len(name.encode()) > 200:  # file systems limit bytes, not letters
         raise ValueError(
-            f"name {name!r}: it becomes {purpose}, so use up to 200 letters, digits and . _ - + = only, and begin with a "
+            f"name {name!r}: it becomes {purpose}, so use letters, digits and . _ - + = only, up to 200 bytes, and begin with a "
             "letter or digit"
         )
     return name
