@@ -4,24 +4,13 @@ from functools import cache
 
 import pytest
 import torch
+from batches import batch_of, with_given_rewards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hacpo_kit as hk
 
 QUIET = {"progress": False}
-
-
-def with_given_rewards(pool, rewards=None):
-    """Return the pool with these rewards; default: 1, 0, 1, 0, …."""
-    rewards = [float(i % 2 == 0) for i in range(len(pool))] if rewards is None else rewards
-    return pool.with_rewards(rewards, ["unscorable" if r is None else "correct" if r else "wrong" for r in rewards])
-
-
-def batch_of(agent, pool, **options):
-    """The learner's batch of a pool."""
-    pool = pool if pool.rollouts[0].status != "unscored" else with_given_rewards(pool)
-    return hk.advantage(pool, agent, hk.Capability().observe(pool), hk.Config(**options))
 
 
 def in_pool_order(batch, values):

@@ -6,6 +6,7 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
+from parts import find
 
 import hacpo_kit as hk
 from hacpo_kit.runs.experience import Experience
@@ -55,16 +56,6 @@ def sent():
 def traces(view, panel):
     """The traces of one panel of the static figure."""
     return [t for t in view.figure().data if t.xaxis == (f"x{panel}" if panel > 1 else "x")]
-
-
-def find(widget, css_class):
-    """The part of a widget with this CSS class."""
-    parts = [widget]
-    for part in parts:
-        if css_class in getattr(part, "_dom_classes", ()):
-            return part
-        parts += getattr(part, "children", ())
-    raise AssertionError(f"no part has the class {css_class}")
 
 
 # ── controls and settings ────────────────────────────────────────────────────────────────────────────────────────

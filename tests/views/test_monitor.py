@@ -6,6 +6,7 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+from parts import find
 
 import hacpo_kit as hk
 from hacpo_kit.views import monitor_panes as panes
@@ -40,16 +41,6 @@ def finished(monitor):
         if thread.name == "monitor":
             thread.join(20)
     return monitor
-
-
-def find(widget, css_class):
-    """Return the part of a widget with this CSS class."""
-    parts = [widget]
-    for part in parts:
-        if css_class in getattr(part, "_dom_classes", ()):
-            return part
-        parts += getattr(part, "children", ())
-    raise AssertionError(f"no part has the class {css_class}")
 
 
 def test_monitor_figure_shows_the_recorded_metrics(tmp_path):
