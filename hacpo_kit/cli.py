@@ -242,7 +242,7 @@ def export() -> None:
 @click.option("--template", default="{}", metavar="JSON", help="For chat templates: '{\"enable_thinking\": false}'.")
 @click.option("--gpus", default=8, show_default=True, help="GPUs per node.")
 @click.option("--nodes", default=1, show_default=True, help="Nodes.")
-@click.option("--max-prompt-tokens", type=int, default=None, help="Default: the length of the longest prompt.")
+@click.option("--max-prompt-tokens", default=1024, show_default=True, help="verl excludes longer prompts.")
 def export_verl(out: str, parameters: Pairs, folder: str | None, pair: str | None, template: str, **options) -> None:
     """Write the folder OUT, with which the authors' HACPO recipe on verl runs this training.
 

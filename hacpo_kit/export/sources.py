@@ -12,8 +12,7 @@ from hacpo_kit.experiments.parameters import check_parameters
 from hacpo_kit.export.verl import VerlOptions
 from hacpo_kit.runs.changes import FILE as CHANGES
 from hacpo_kit.runs.record import read_record
-from hacpo_kit.tasks.loading import load_problems
-from hacpo_kit.tasks.problems import Problems
+from hacpo_kit.runs.reload import reload_problems
 
 _INTERVALS = ("eval_every", "eval_k", "save_every")
 
@@ -44,8 +43,6 @@ def from_run(folder: str | Path, values: Mapping[str, Any] | None = None, **opti
     `values`, for a reward function other than boxed_math, and for problems that cannot be loaded again unchanged.
     """
     folder, values = Path(folder), dict(values or {})
-    if not (folder / "run.json").exists():
-        raise FileNotFoundError(f"{folder} contains no run: run.json is missing")
     record = read_record(folder)
     if record["reward_function"] != "boxed_math":
         raise ValueError(
@@ -55,22 +52,11 @@ def from_run(folder: str | Path, values: Mapping[str, Any] | None = None, **opti
     if changed := {line["setting"] for line in read_lines(folder / CHANGES)} - set(values):
         names = ", ".join(sorted(changed))
         raise ValueError(f"run {folder} changed {names} while it ran; give the value for verl with -p")
+    sets = {name: reload_problems(f"{name}=", record[name]) if record[name] else None for name in ("problems", "test")}
+    if different := [n for n, loaded in sets.items() if loaded and loaded.fingerprint() != record[n]["fingerprint"]]:
+        raise ValueError(f"the {different[0]} of run {folder} have changed since it ran")
     schedule = {name: coerce(name, values.pop(name, record[name]), int) for name in ("steps", *_INTERVALS)}
     return {
+        **sets, "agents": record["agents"], "steps": schedule.pop("steps"), "options": VerlOptions(**schedule, **options),
         "config": Config.read(folder / "config.json").replace(**settings_from_text(values)),
-        "problems": _reload("problems", record, folder),
-        "test": _reload("test", record, folder) if record["test"] else None,
-        "agents": record["agents"],
-        "steps": schedule.pop("steps"),
-        "options": VerlOptions(**schedule, **options),
-    }
-
-
-def _reload(name: str, record: Mapping[str, Any], folder: Path) -> Problems:
-    source, fingerprint = record[name]["source"], record[name]["fingerprint"]
-    if source is None:
-        raise ValueError(f"the {name} of run {folder} cannot be loaded again; call export_verl from Python with them")
-    problems = load_problems(**source)
-    if problems.fingerprint() != fingerprint:
-        raise ValueError(f"the {name} of run {folder} have changed since it ran: {source['source']}")
-    return problems
+    }  # fmt: skip

@@ -16,16 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hacpo_kit.config import Config, whole_number
-from hacpo_kit.export.members import Member, chat_messages, load_members, prompt_limit
-from hacpo_kit.export.overrides import (
-    RECIPE,
-    SETTINGS,
-    config_values,
-    differences,
-    hydra,
-    meaning,
-    run_values,
-)
+from hacpo_kit.export.members import Member, load_members
+from hacpo_kit.export.overrides import RECIPE, SETTINGS, config_values, differences, hydra, meaning, run_values
 from hacpo_kit.tasks.loading import load_problems
 from hacpo_kit.tasks.problems import Problem, Problems
 
@@ -35,8 +27,8 @@ class VerlOptions:
     """How verl evaluates, saves and distributes the run.
 
     eval_every and save_every are in steps, eval_k counts the responses to each test problem (1: greedy), gpus those of one
-    node. max_prompt_tokens defaults to the longest prompt, at least 1024 if a model is not on this machine. template has
-    keywords for every chat template.
+    node. verl excludes and counts prompts that are longer than max_prompt_tokens. template has keywords for every chat
+    template.
     """
 
     eval_every: int = 4
@@ -44,11 +36,11 @@ class VerlOptions:
     save_every: int = 5
     gpus: int = 8
     nodes: int = 1
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: int = 1024
     template: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        for name in ("eval_every", "eval_k", "save_every", "gpus", "nodes"):
+        for name in ("eval_every", "eval_k", "save_every", "gpus", "nodes", "max_prompt_tokens"):
             whole_number(name, getattr(self, name), 1)
 
 
@@ -74,13 +66,12 @@ def export_verl(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder; choose another, or remove it first")
     problems, test = _with_golds("problems", problems), None if test is None else _with_golds("test", test)
-    members = load_members(agents, [*problems, *(test or ())], options.template)
+    members = load_members(agents, options.template)
     sharing = len(members) if config.sources == "all" else 1
-    prompt_tokens = prompt_limit(members, options.max_prompt_tokens)
     eval_every = None if test is None else options.eval_every
     values = {
         **config_values(config, sharing, options.gpus * options.nodes),
-        **run_values(config, prompt_tokens, steps, eval_every, options.eval_k, options.save_every),
+        **run_values(config, options.max_prompt_tokens, steps, eval_every, options.eval_k, options.save_every),
         **{name: entry["value"] for name, entry in RECIPE["fixed"].items()},
         "trainer.n_gpus_per_node": options.gpus,
         "trainer.nnodes": options.nodes,
@@ -136,13 +127,23 @@ def _rows(problems: Sequence[Problem], name: str, split: str) -> list[dict[str, 
     return [
         {
             "data_source": name,
-            "prompt": chat_messages(p),
+            "prompt": _messages(p),
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": p.gold},
             "extra_info": {"split": split, "index": index, "id": p.id},
         }
         for index, p in enumerate(problems)
     ]
+
+
+def _messages(problem: Problem) -> list[dict[str, str]]:
+    """Return the prompt as messages; raises ValueError if they contain more than role and content."""
+    messages = [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else problem.prompt
+    if more := {key for message in messages for key in message} - {"role", "content"}:
+        raise ValueError(
+            f"problem {problem.id!r}: the recipe reads role and content of a message only, not {sorted(more)}"
+        )
+    return [dict(message) for message in messages]
 
 
 def _template(file: str, **texts: str) -> str:
@@ -196,11 +197,6 @@ def _mapping(config: Config, values: Mapping[str, Any], notes: Sequence[str]) ->
         names = [f"`{name}={hydra(values[name])}`" if name in values else f"`{name}`" for name in entry["names"]]
         where = ", ".join(names) or f"not mappable: always {entry['only']}"
         rows.append(f"| `{setting}` | {stored[setting]} | {where} | {entry['remark']} |")
-    of_settings = {name for entry in SETTINGS.values() for name in entry["names"]}
-    others = [f"| `{n}` | {hydra(v)} | {meaning(n)} |" for n, v in values.items() if n not in of_settings]
-    texts = {
-        "notes": "\n".join(f"- {note}" for note in notes),
-        "settings": "\n".join(rows),
-        "others": "\n".join(others),
-    }
-    return _template("mapping.md.txt", recipe=RECIPE["recipe"], verl=RECIPE["verl"], **texts)
+    listed = "\n".join(f"- {note}" for note in notes)
+    texts = {"recipe": RECIPE["recipe"], "verl": RECIPE["verl"], "notes": listed, "settings": "\n".join(rows)}
+    return _template("mapping.md.txt", **texts)

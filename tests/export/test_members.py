@@ -1,7 +1,5 @@
 """The agents of an export."""
 
-import re
-
 import pandas as pd
 import pytest
 from verl_recipe import export
@@ -10,16 +8,15 @@ import hacpo_kit as hk
 from hacpo_kit.export.members import plain_template
 
 
-def test_members_keep_chat_messages_and_measure_the_longest_prompt(tmp_path, tiny_agent):
+def test_members_keep_chat_messages_and_template_options(tmp_path, tiny_agent):
     agent = tiny_agent(positions=400)
     agent.tokenizer.chat_template = "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     folder = agent.save(tmp_path / "chat")
     messages = ({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="})
     problems = hk.load_problems([hk.Problem(str(i), messages, "2") for i in range(8)])
     config = hk.Config(prompts_per_step=8, minibatch=64)
-    written = export(tmp_path / "out", config, problems, agents=[folder], steps=1, template={"tone": "kind"})
+    export(tmp_path / "out", config, problems, agents=[folder], steps=1, template={"tone": "kind"})
     assert [dict(m) for m in pd.read_parquet(tmp_path / "out" / "train.parquet")["prompt"][0]] == list(messages)
-    assert written["data.max_prompt_length"] == len("kind<system>Add.<user>1+1=")  # a byte is a token
     assert "apply_chat_template_kwargs:{tone:kind}" in (tmp_path / "out" / "launch.sh").read_text()
 
 
@@ -43,7 +40,7 @@ def test_plain_template_gives_the_tokens_of_a_plain_prompt(fresh_agent, name):
         (["qwen3-sums", "qwen3-sums"], "different names"),
         ([{"name": "mine", "origin": None}], "'mine' has no folder"),
         ([{"name": "remote", "origin": "a/far", "prompt_format": "plain"}], "'remote' uses plain prompts"),
-        ([{"name": "thin", "origin": "a/b", "lora": {"r": 8}}], "'thin' was loaded with lora"),
+        ([{"name": "thin", "origin": "a/b", "lora": {"r": 8}}], "'thin' has no folder, or was loaded with lora"),
         (["./nowhere"], "nowhere"),
     ],
 )
@@ -53,22 +50,9 @@ def test_members_refuse_agents(tmp_path, agents, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("message", "agents", "error"),
-    [
-        ({"role": "user", "content": "1+1="}, "tiny-model-pair", "'qwen3-sums' has no chat template"),
-        ({"role": "user", "content": "1+1=", "name": "me"}, ["a/far"], "['name']"),
-    ],
-)
-def test_members_refuse_messages(tmp_path, message, agents, error):
+def test_members_refuse_messages_with_other_keys(tmp_path):
+    message = {"role": "user", "content": "1+1=", "name": "me"}
     config, problems = hk.Config(prompts_per_step=1, minibatch=8), [hk.Problem("x", (message,), "2")]
-    with pytest.raises(ValueError, match=re.escape(error)):
-        export(tmp_path / "out", config, problems, agents=agents)
+    with pytest.raises(ValueError, match=r"problem 'x'.*\['name'\]"):
+        export(tmp_path / "out", config, problems, agents=["a/far"])
     assert not list(tmp_path.iterdir())
-
-
-def test_prompt_limit_is_at_least_the_longest_prompt(tmp_path):
-    with pytest.raises(ValueError, match=r"max_prompt_tokens=5.* 7 tokens"):
-        export(tmp_path / "out", max_prompt_tokens=5)
-    written = export(tmp_path / "out", agents=["qwen3-sums", "a/far"])
-    assert written["data.max_prompt_length"] == 1024
