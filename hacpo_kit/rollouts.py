@@ -239,11 +239,8 @@ def _warn(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int) -> Non
             "reward; increase max_new_tokens",
             stacklevel=6,
         )
-    gap, half = (
-        engine_gap(rollouts),
-        agent.half_precision or "16" in str(getattr(agent.engine, "options", {}).get("dtype")),
-    )
-    bound = ENGINE_GAP_HALF if half else ENGINE_GAP
+    half = agent.half_precision or "16" in str(getattr(agent.engine, "options", {}).get("dtype"))
+    gap, bound = engine_gap(rollouts), ENGINE_GAP_HALF if half else ENGINE_GAP
     if gap and not gap["engine_gap_mean"] <= bound:
         warnings.warn(
             f"agent {agent.name!r}: log-probabilities of its engine differ from the trainer's by {gap['engine_gap_mean']:.2g} "

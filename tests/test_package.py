@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import os
 import subprocess
 import sys
 import tomllib
@@ -113,3 +114,15 @@ def test_package_and_its_names_import_no_slow_library():
 def test_package_has_its_public_names():
     assert all(getattr(hk, name) is not None for name in hk.__all__)
     assert hk.__version__ == PROJECT["version"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
+)
+def test_import_lets_waiting_threads_sleep_unless_the_environment_decides(environment, spins):
+    code = "import hacpo_kit, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    inherited = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**inherited, **environment}, capture_output=True, text=True
+    )
+    assert result.stdout.strip() == spins

@@ -52,9 +52,15 @@ def _devices() -> list[dict[str, Any]]:
         device = {"device": f"cuda:{index}", "name": about.name, "memory": total, "free": free}
         found.append({**device, "bfloat16": about.major >= 8})
     memory, capability = psutil.virtual_memory(), torch.backends.cpu.get_cpu_capability()
-    name = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {capability}"
+    name = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads ({_waiting()}), {capability}"
     cpu = {"device": "cpu", "name": name, "memory": memory.total, "free": memory.available}
     return [*found, {**cpu, "bfloat16": torch.cpu._is_avx512_bf16_supported()}]
+
+
+def _waiting() -> str:
+    """Return how threads wait for each other, as far as the environment decides it."""
+    settings = [f"{name}={os.environ[name]}" for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in os.environ]
+    return ", ".join(settings)
 
 
 def _version(module: str) -> str | None:

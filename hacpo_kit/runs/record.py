@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hacpo_kit.common.files import read_json
 from hacpo_kit.config import Config, whole_number
 from hacpo_kit.models.agents import Agent
@@ -82,6 +84,7 @@ class Plan:
             "test": None if self.test is None else _problems_record(self.test),
             "tests": {name: _problems_record(problems) for name, problems in self.tests.items()},
             "versions": versions(),
+            "threads": torch.get_num_threads(),
         }
 
 
@@ -166,4 +169,5 @@ def _numerics(record: Mapping[str, Any], config: Config) -> dict[str, Any]:
         for name, value in agent.items()
         if name not in (*AGENT_IDENTITY, "name", "origin")
     }
-    return {**record["versions"], "microbatch_tokens": config.microbatch_tokens, **other}
+    threads = {"threads": record["threads"]} if "threads" in record else {}
+    return {**record["versions"], **threads, "microbatch_tokens": config.microbatch_tokens, **other}
