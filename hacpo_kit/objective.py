@@ -196,8 +196,11 @@ def kl_to_reference(
     reference_logp: Float[Tensor, "rollout token"],
     mask: Bool[Tensor, "rollout token"],
 ) -> Float[Tensor, "rollout"]:
-    """Return the low-variance estimate of KL(learner ‖ reference), averaged over tokens; it is never negative."""
-    # e^d − d − 1 with d = log π_ref − log π_k
+    """Return k3, the low-variance estimate of KL(learner ‖ reference), averaged over tokens; it is never negative.
+
+    Its gradient in the loss is that of k3, in expectation Σ (π − π_ref)·∇log π, not that of the exact KL.
+    """
+    # k3 = e^d − d − 1 with d = log π_ref − log π_k
     d = torch.where(mask, reference_logp - logp, 0.0)
     return token_mean(d.exp() - d - 1, mask)
 

@@ -22,6 +22,7 @@ from hacpo_kit.rollouts import Sampling, sample_pool
 from hacpo_kit.runs.changes import check_change, requested_config
 from hacpo_kit.runs.evaluation import evaluate
 from hacpo_kit.runs.folder import NoFolder, RunFolder, open_folder
+from hacpo_kit.runs.metrics import step_metrics
 from hacpo_kit.runs.record import Plan, read_record
 from hacpo_kit.runs.reload import reload_agents, reload_problems
 from hacpo_kit.runs.run import Run
@@ -59,7 +60,7 @@ def step(
     seconds |= divide_time(time.perf_counter() - start, [times for *_, times in learned])
     batches = {agent.name: batch for agent, (batch, _, _) in zip(agents, learned, strict=True)}
     stats = {agent.name: stats for agent, (_, stats, _) in zip(agents, learned, strict=True)}
-    metrics = {**seconds, **_metrics(pool, capability, config, batches, stats)}
+    metrics = {**seconds, **step_metrics(pool, capability, config, batches, stats)}
     return StepResult(pool, capability, batches, stats, metrics, config)
 
 
@@ -73,20 +74,6 @@ def _learn(
     with timed(seconds, "seconds_update"):
         stats = update(agent, batch, config)
     return batch, stats, seconds
-
-
-def _metrics(
-    pool: Pool, capability: Capability, config: Config, batches: Mapping[str, Batch], stats: Mapping[str, StepStats]
-) -> dict[str, Any]:
-    """Return the metrics of a step, named as in `runs.metrics.METRICS`."""
-    known = [name for name in batches if name in capability]  # without a scorable rollout there is no capability
-    of_agents = {name: {"capability": capability[name]} if name in known else {} for name in batches}
-    for name, values in of_agents.items():
-        values |= {**pool.metrics(name), **stats[name].metrics()}
-        if config.exclude_solved:
-            values["solved_prompts"] = batches[name].solved_prompts / len(pool.problems)
-    omega = {a: {b: capability.ratio(a, b) for b in known if b != a} for a in known}
-    return {"omega": omega, "agents": of_agents}
 
 
 def train(

@@ -231,3 +231,19 @@ def test_token_logprobs_of_half_precision_logits_are_summed_in_float32_without_a
     expected.backward(outer.double())
     assert torch.allclose(found, expected.float(), rtol=1e-6)
     assert torch.allclose(logits.grad.double(), wide.grad, rtol=2**-8, atol=1e-12)
+
+
+def test_kl_to_reference_has_the_gradient_of_k3():
+    generator = torch.Generator().manual_seed(0)
+    logits, reference = torch.randn(2, 7, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    logp, reference_logp = logits.log_softmax(-1), reference.log_softmax(-1)
+    k3 = kl_to_reference(logp[:, None], reference_logp[:, None], torch.ones(7, 1, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad((logp.exp().detach() * k3).sum(), logits, retain_graph=True)
+    # Σ (π − π_ref)·∇log π over the vocabulary
+    (expected,) = torch.autograd.grad(
+        ((logp.exp() - reference_logp.exp()).detach() * logp).sum(), logits, retain_graph=True
+    )
+    torch.testing.assert_close(gradient, expected)
+    (exact,) = torch.autograd.grad((logp.exp() * (logp - reference_logp)).sum(), logits)
+    assert not torch.allclose(gradient, exact, rtol=0.1)

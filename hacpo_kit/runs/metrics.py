@@ -1,5 +1,14 @@
 """The metrics of a run, by their name in metrics.jsonl."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hacpo_kit.advantages import Capability
+from hacpo_kit.config import Config
+from hacpo_kit.records import Batch, Pool, StepStats
+
 # A test checks that every metric in metrics.jsonl is listed here, and the other way round.
 METRICS = {
     "step": "number of the step, from 1",
@@ -43,3 +52,17 @@ METRICS = {
     "avg@k/*": "the same on a further test set, by its name; before training and at the end of the run",
     "best@k/*": "the same on a further test set, by its name; before training and at the end of the run",
 }
+
+
+def step_metrics(
+    pool: Pool, capability: Capability, config: Config, batches: Mapping[str, Batch], stats: Mapping[str, StepStats]
+) -> dict[str, Any]:
+    """Return the metrics of a step, named as in METRICS."""
+    known = [name for name in batches if name in capability]  # without a scorable rollout there is no capability
+    of_agents = {name: {"capability": capability[name]} if name in known else {} for name in batches}
+    for name, values in of_agents.items():
+        values |= {**pool.metrics(name), **stats[name].metrics()}
+        if config.exclude_solved:
+            values["solved_prompts"] = batches[name].solved_prompts / len(pool.problems)
+    omega = {a: {b: capability.ratio(a, b) for b in known if b != a} for a in known}
+    return {"omega": omega, "agents": of_agents}
