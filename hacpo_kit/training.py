@@ -110,9 +110,8 @@ def train(
     `progress`: "bar", "lines", "off", or "auto" (lines in an unattended notebook, as under papermill).
 
     A number that is not finite ends the run before the optimiser uses it; faults/ keeps the rollouts that the error names.
-    If the disk is full, the run warns and continues, lines wait in memory, and the newest checkpoint stays; OSError is
-    raised only if the last checkpoint cannot be written. With `out`, the worker of an agent that is lost is replaced, and
-    the run resumes from its newest checkpoint with a warning.
+    If the disk is full, OSError ends the run, and the same call resumes it from its newest checkpoint. With `out`, the
+    worker of an agent that is lost is replaced, and the run resumes from its newest checkpoint with a warning.
 
     Raises ValueError if `out` holds a run with other settings, agents, problems or reward function, for an interval below 1,
     and for a change of a setting that is fixed (`changes.FIXED`); WorkerLost if a worker is lost without `out`, or several
@@ -146,9 +145,9 @@ def _train(
     state, history, config = folder.open(agents, plan, config)
     result, started = None, time.perf_counter() - state.seconds
 
-    def change(wanted: Config, required: bool = False) -> Config:
+    def change(wanted: Config) -> Config:
         if check_change(config, wanted, plan.problems):
-            folder.add_change(state.step, config, wanted, required=required)
+            folder.add_change(state.step, config, wanted)
         return wanted
 
     def finish(line: dict[str, Any]) -> None:
@@ -158,7 +157,7 @@ def _train(
         folder.add_line(line)
 
     # recorded before the first step, because after a stop no callback requests them again
-    config = change(config.replace(**changes), required=True)
+    config = change(config.replace(**changes))
     changes.clear()
     end = interrupt.pressed
     with step_progress(plan.progress, plan.steps, state.step) as report:
@@ -182,7 +181,7 @@ def _train(
             # read once, so that a run that ends here has been saved
             end = any(a for a in answers if not isinstance(a, Config)) or interrupt.pressed or state.step == plan.steps
             if end or state.step % plan.save_every == 0 or config != before:
-                folder.save(agents, state, last=end)
+                folder.save(agents, state)
     stopped = state.step < plan.steps
     if stopped and plan.progress != "off":
         next_call = (

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import uuid
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,18 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Add the file's name to the error of a full disk, which has none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text; a reader finds the old file or the new one, never a part."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with _named(path), replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -113,55 +121,33 @@ def locked(file: Path, what: str) -> Iterator[None]:
 # ── JSON lines ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Lines:
-    """A file of JSON lines that grows during a run; lines that cannot be written wait for the next attempt."""
-
-    def __init__(self, path: Path):
-        self.path, self.waiting = path, []
-
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows; if the file cannot be written, warn and keep the rows."""
-        self.waiting += rows
-        try:
-            self.write()
-        except OSError as fault:
-            warnings.warn(
-                f"{len(self.waiting)} lines cannot be written ({fault}); they are kept and written with the next lines",
-                stacklevel=3,
-            )
-
-    def write(self) -> None:
-        """Write the waiting rows; raises OSError if the file cannot be written."""
-        if self.waiting:
-            append_lines(self.path, self.waiting)
-            self.waiting = []
-
-
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append JSON lines: all of them, or none and an OSError with the file's name, for example on a full disk."""
-    lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
-    rest = memoryview("".join(lines).encode("utf-8"))
-    with path.open("ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            while rest:  # one write may take a part only
-                rest = rest[file.write(rest) :]
-        except OSError as fault:
-            file.truncate(before)
-            raise OSError(fault.errno, fault.strerror, str(path)) from None
+    """Append JSON lines; raises OSError with the file's name, for example on a full disk.
+
+    After an error the file may end with a part of a line, which `read_lines` ignores.
+    """
+    text = _as_lines(rows)
+    with _named(path), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of JSON lines; a reader finds the old file or the new one."""
+    write_text(path, _as_lines(rows))
+
+
+def _as_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete JSON lines of a file, without a last line that a stop has cut.
+    """Return the complete JSON lines of a file, without a last line that a stop has cut; empty if there is no file.
 
     Raises ValueError, with file and line number, for a line that is not a JSON object.
     """
-    if not path.exists():
-        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else []
     rows = []
-    for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n")[:-1], start=1):
-        if not line:
-            continue
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
@@ -177,12 +163,4 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     for row in rows:
         if type(row.get("step")) is not int:
             raise ValueError(f"{path} has a line without a whole number as step: {str(row)[:80]}; remove that line")
-    return rows
-
-
-def truncate_lines(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drop the lines after a step, which a resumed run writes again, and return the lines that remain."""
-    rows = [row for row in read_steps(path) if row["step"] <= step]
-    if path.exists():
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return rows

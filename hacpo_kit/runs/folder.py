@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo_kit.advantages import Capability
-from hacpo_kit.common.files import Lines, locked, read_steps, remove_leftovers, truncate_lines, write_json
+from hacpo_kit.common.files import append_lines, locked, read_steps, remove_leftovers, write_json, write_lines
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent
 from hacpo_kit.models.base import WorkerLost
@@ -35,17 +35,10 @@ class NoFolder:
         """Return state, history and settings of a new run."""
         return State(capability=Capability(config.window)), [], config
 
-    def add_line(self, line: Mapping[str, Any]) -> None:
+    def add_line(self, *_: Any) -> None:
         """Do nothing."""
 
-    def add_step(self, result: StepResult, agents: Sequence[Agent], plan: Plan) -> None:
-        """Do nothing."""
-
-    def add_change(self, step: int, config: Config, wanted: Config, *, required: bool = False) -> None:
-        """Do nothing."""
-
-    def save(self, agents: Sequence[Agent], state: State, *, last: bool = False) -> None:
-        """Do nothing."""
+    add_step = add_change = save = add_line
 
     def replace_workers(self, agents: Sequence[Agent], lost: WorkerLost) -> None:
         """Raise the error, since there is no checkpoint to go back to."""
@@ -53,10 +46,14 @@ class NoFolder:
 
 
 class RunFolder:
-    """A run on disk; the methods are those of `NoFolder`."""
+    """A run on disk; the methods are those of `NoFolder`.
+
+    A file that cannot be written, for example on a full disk, ends the run with an OSError that names the newest checkpoint.
+    """
 
     def __init__(self, path: Path):
         self.path, self.losses = path, Counter()
+        self.metrics, self.samples, self.changes = (path / n for n in ("metrics.jsonl", "samples.jsonl", CHANGES))
 
     def open(self, agents: Sequence[Agent], plan: Plan, config: Config) -> tuple[State, list[dict[str, Any]], Config]:
         """Start the run, or restore its newest checkpoint; return its state, history and settings in force.
@@ -75,14 +72,7 @@ class RunFolder:
             if any(agent.updates for agent in agents):
                 raise ValueError("a new run needs agents without updates; load them again")
             state = State(capability=Capability(config.window))
-        self.files = [Lines(self.path / name) for name in ("metrics.jsonl", "samples.jsonl", CHANGES)]
-        self.metrics, self.samples, self.changes = self.files
-        history, _, changes = (truncate_lines(file.path, state.step) for file in self.files)
-        for later in (step for step in recorded_steps(self.path) if step > state.step):
-            path_of(self.path, later).unlink()
-        missing = sorted({*range(state.step + 1)} - {line["step"] for line in history})
-        if state.step and missing:
-            warnings.warn(f"{self.metrics.path} lacks the steps {missing}, which the checkpoint contains", stacklevel=4)
+        history, changes = self._go_back_to(state.step)
         return state, history, apply_changes(config, changes)
 
     def _check(self, record: Mapping[str, Any], config: Config) -> None:
@@ -95,7 +85,7 @@ class RunFolder:
         check_same_run(self.path, record, config)
         if checkpoints(self.path):
             return
-        done = max((line["step"] for line in read_steps(self.path / "metrics.jsonl")), default=0)
+        done = max((line["step"] for line in read_steps(self.metrics)), default=0)
         # checkpoints/ exists while the first checkpoint is written
         if done >= read_record(self.path)["steps"] and not (self.path / "checkpoints").exists():
             raise ValueError(
@@ -107,55 +97,60 @@ class RunFolder:
                 f"{self.path} has no checkpoint: it restarts, and its {done} steps are repeated", stacklevel=5
             )
 
+    def _go_back_to(self, step: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Remove what was recorded after a step, since it is recorded again; return lines of metrics and of changes."""
+        files = (self.metrics, self.samples, self.changes)
+        kept = [[line for line in read_steps(path) if line["step"] <= step] for path in files]
+        for path, lines in zip(files, kept, strict=True):
+            if path.exists():
+                write_lines(path, lines)
+        for later in (recorded for recorded in recorded_steps(self.path) if recorded > step):
+            path_of(self.path, later).unlink()
+        history, _, changes = kept
+        missing = sorted({*range(step + 1)} - {line["step"] for line in history})
+        if step and missing:
+            warnings.warn(f"{self.metrics} lacks the steps {missing}, which the checkpoint contains", stacklevel=5)
+        return history, changes
+
     def add_line(self, line: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        self.metrics.add([line])
+        with self._writing():
+            append_lines(self.metrics, [line])
 
     def add_step(self, result: StepResult, agents: Sequence[Agent], plan: Plan) -> None:
         """Append a few rollouts of a step to samples.jsonl, and record its experience if that is due."""
         step = result.metrics["step"]
-        self.samples.add(sample_rows(result, plan.samples))
-        if plan.record_every and step % plan.record_every == 0:
-            try:
+        with self._writing():
+            append_lines(self.samples, sample_rows(result, plan.samples))
+            if plan.record_every and step % plan.record_every == 0:
                 Experience.of_step(result, agents, step).save(path_of(self.path, step))
-            except OSError as fault:
-                warnings.warn(f"the experience of step {step} is not recorded: {fault}", stacklevel=4)
 
-    def add_change(self, step: int, config: Config, wanted: Config, *, required: bool = False) -> None:
-        """Append changes of settings to changes.jsonl; `required` raises OSError if they cannot be written."""
-        self.changes.add(change_lines(step, config, wanted))
-        if required:
-            self.changes.write()
+    def add_change(self, step: int, config: Config, wanted: Config) -> None:
+        """Append changes of settings to changes.jsonl."""
+        with self._writing():
+            append_lines(self.changes, change_lines(step, config, wanted))
 
-    def save(self, agents: Sequence[Agent], state: State, *, last: bool = False) -> None:
-        """Write waiting lines and a checkpoint; if the disk does not take them, warn and continue.
-
-        Raises OSError for the `last` checkpoint of a call, because then the trained agents exist in memory only.
-        """
-        try:
-            for file in self.files:
-                file.write()
+    def save(self, agents: Sequence[Agent], state: State) -> None:
+        """Save a checkpoint."""
+        with self._writing():
             save_checkpoint(self.path, agents, state)
-        except OSError as fault:
-            if fault.errno is None:  # not the disk: a worker saved to a folder that is not visible here
-                raise
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
             saved = checkpoints(self.path)
-            kept = f"the newest one is {saved[-1].name}" if saved else "there is no other"
-            message = f"the checkpoint after step {state.step} of {self.path} cannot be written ({fault}); {kept}"
-            if last:
-                raise OSError(
-                    fault.errno,
-                    f"{message}. The agents in this process are trained: hk.save(folder, agents, state) writes them to another "
-                    "folder. Once there is space, the same call resumes from the newest checkpoint",
-                ) from fault
-            warnings.warn(f"{message}; the run continues and tries again at its next checkpoint", stacklevel=4)
+            newest = f"its newest checkpoint, {saved[-1].name}" if saved else "its start, since it has no checkpoint"
+            message = f"{error}; run {self.path} stops here. When this is repaired, the same call resumes from {newest}"
+            raise OSError(message) from error
 
     def replace_workers(self, agents: Sequence[Agent], lost: WorkerLost) -> None:
         """Load agents whose worker is lost in new workers; without a checkpoint, load all agents again.
 
         Raises WorkerLost if the same step has lost a worker too often.
         """
-        step = 1 + max((line["step"] for line in read_steps(self.path / "metrics.jsonl")), default=-1)
+        step = 1 + max((line["step"] for line in read_steps(self.metrics)), default=-1)
         self.losses[step] += 1
         if self.losses[step] == LOSSES:
             raise WorkerLost(

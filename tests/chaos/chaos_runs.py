@@ -21,7 +21,7 @@ import torch
 
 import hacpo_kit as hk
 from hacpo_kit import rollouts, training
-from hacpo_kit.common.files import Lines, read_lines
+from hacpo_kit.common.files import read_lines
 from hacpo_kit.runs import folder as run_folder
 from hacpo_kit.runs.checkpoints import checkpoints, read_state, step_of
 from hacpo_kit.runs.experience import Experience, path_of, recorded_steps
@@ -36,7 +36,7 @@ PHASES = {
     "evaluation": (training, "evaluate"),
     "scoring": (rollouts, "_score_new"),
     "reward": (training, "reward"),
-    "lines": (Lines, "add"),
+    "lines": (run_folder, "append_lines"),
     "experience": (Experience, "save"),
 }
 NAMES = list(PHASES)

@@ -5,18 +5,15 @@ import contextlib
 import pytest
 from trained import full_disk
 
-from hacpo_kit.common.files import Lines, locked, read_lines, read_steps, replacing
+from hacpo_kit.common.files import append_lines, locked, read_lines, read_steps, replacing
 
 
-def test_lines_that_cannot_be_written_wait_and_none_is_cut(tmp_path):
+def test_append_lines_names_the_file_if_the_disk_is_full_and_complete_lines_stay(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    lines = Lines(path)
-    lines.add([{"step": 0, "text": "x" * 50}])
-    with full_disk(path.stat().st_size + 20), pytest.warns(UserWarning, match=r"1 lines cannot .*metrics\.jsonl"):
-        lines.add([{"step": 1, "text": "y" * 50}])
-    assert path.read_text().endswith("\n") and [row["step"] for row in read_lines(path)] == [0]
-    lines.add([{"step": 2}])
-    assert [row["step"] for row in read_lines(path)] == [0, 1, 2]
+    append_lines(path, [{"step": 0, "text": "x" * 50}])
+    with full_disk(path.stat().st_size + 20), pytest.raises(OSError, match=r"metrics\.jsonl"):
+        append_lines(path, [{"step": 1, "text": "y" * 50}])
+    assert [row["step"] for row in read_lines(path)] == [0]
 
 
 @pytest.mark.parametrize("line", ["5", "null", '{"a": 1}', '{"step": NaN}', '{"step": "x"}', "no JSON"])

@@ -1,10 +1,8 @@
 """Settings that change during a run."""
 
-import contextlib
-
 import numpy as np
 import pytest
-from trained import CONFIG, agents, change_settings, full_disk, problems, same, stop_after, weights, without_times
+from trained import CONFIG, agents, change_settings, problems, same, stop_after, weights, without_times
 
 import hacpo_kit as hk
 from hacpo_kit.common.files import read_lines
@@ -93,20 +91,6 @@ def test_changes_of_callbacks_that_disagree_are_refused(tmp_path):
     wanted = [lambda result, lr=lr: result.config.replace(lr=lr) for lr in (1e-5, 2e-5)]
     with pytest.raises(ValueError, match="two callbacks"):
         train(tmp_path, 2, callbacks=wanted)
-
-
-def test_changes_wait_for_the_next_checkpoint_if_the_disk_is_full(changed_run, tmp_path):
-    with contextlib.ExitStack() as disk:
-
-        def during(result):
-            if result.metrics["step"] == 2:
-                disk.enter_context(full_disk(10))
-            if result.metrics["step"] == 4:
-                disk.close()
-
-        with pytest.warns(UserWarning, match=r"2 lines cannot be written.*changes\.jsonl"):
-            run = train(tmp_path, callbacks=[during, change_settings])
-    assert same(weights(run.agents), weights(changed_run.agents)) and recorded(tmp_path) == CHANGES
 
 
 def test_changes_of_a_call_must_be_recorded_before_the_first_step(tmp_path):
