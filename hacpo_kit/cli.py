@@ -25,6 +25,12 @@ def _pairs(argument: str, help: str):
     return click.option("-p", argument, nargs=2, multiple=True, metavar="NAME VALUE", help=help)
 
 
+def _time_limit(process: str):
+    """Return the option --time-limit SECONDS."""
+    help = f"{process} that takes longer is ended; the same command resumes it. Default: no limit."
+    return click.option("--time-limit", type=float, default=None, metavar="SECONDS", help=help)
+
+
 @contextlib.contextmanager
 def _errors(resumes: str = "resumes from the last checkpoint") -> Iterator[None]:
     """Print an error that the user can correct as one line and exit with status 2; other errors keep their traceback."""
@@ -49,8 +55,9 @@ def _errors(resumes: str = "resumes from the last checkpoint") -> Iterator[None]
 @_pairs("parameters", "A parameter of the notebook, or any setting of Config.")
 @click.option("--name", default=None, help="Name of the run; default: notebook and parameters.")
 @click.option("--out", default="reports/runs", show_default=True, help="Folder for notebook, HTML page and run folder.")
+@_time_limit("A notebook")
 @click.option("--quiet", is_flag=True, help="Show no progress bar.")
-def run(notebook: str, parameters: Pairs, name: str | None, out: str, quiet: bool) -> None:
+def run(notebook: str, parameters: Pairs, name: str | None, out: str, time_limit: float | None, quiet: bool) -> None:
     """Run NOTEBOOK (default: 06_experiment) and write the executed notebook, an HTML page, and the run folder.
 
     The same command resumes a stopped run.
@@ -65,7 +72,9 @@ def run(notebook: str, parameters: Pairs, name: str | None, out: str, quiet: boo
         named = {**values, **values.get("settings", {})}
         marks = [f"{key}={value}" for key, value in named.items() if key not in ("out", "settings")]
         name = name or paths.file_name("-".join([source.stem, *marks]), longest=100)
-        executed, html = notebooks.run_notebook(source, values, name=name, out=out, progress=not quiet)
+        executed, html = notebooks.run_notebook(
+            source, values, name=name, out=out, progress=not quiet, time_limit=time_limit
+        )
     click.echo(f"notebook  {executed}\nreport    {html}")
     if (executed.with_suffix("") / "run.json").exists():
         click.echo(f"run       {executed.with_suffix('')}")
@@ -130,6 +139,7 @@ def report(folder: str, parameters: Pairs, out: str | None, quiet: bool) -> None
 @click.option("--retries", default=2, show_default=True, help="New tries if a kernel cannot start.")
 @click.option("--threads", type=int, default=None, help="Threads per run; default: OMP_NUM_THREADS, else 1.")
 @click.option("--keep-checkpoints", type=click.Choice(["last", "none"]), default="last", help="Of finished runs.")
+@_time_limit("A run")
 @click.option("--dry-run", is_flag=True, help="Check the grid and list the runs; start nothing.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def sweep(grid: str, out: str | None, dry_run: bool, **options) -> None:

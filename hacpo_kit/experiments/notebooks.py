@@ -28,16 +28,17 @@ def run_notebook(
     progress: bool = True,
     tries: int = 3,
     code: bool = True,
+    time_limit: float | None = None,
 ) -> tuple[Path, Path]:
     """Run a notebook and return the paths of the executed notebook `out/name.ipynb` and its page `out/name.html`.
 
     A notebook that trains also writes the run folder `out/name`. A kernel that cannot start is tried `tries` times.
-    `code=False` hides the code in the HTML page.
+    `code=False` hides the code in the HTML page. A notebook that takes longer than `time_limit` (s) is ended.
 
     Raises FileNotFoundError for a missing notebook, ValueError for a wrong name or parameter and for a notebook without
-    parameters, ChildProcessError if the kernel dies, and papermill's error if a cell fails.
+    parameters, ChildProcessError if the kernel dies, TimeoutError after `time_limit`, papermill's error if a cell fails.
     """
-    from nbclient.exceptions import DeadKernelError
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
     source = find_notebook(notebook)
@@ -48,10 +49,15 @@ def run_notebook(
     executed, html = out / f"{name}.ipynb", out / f"{name}.html"
     if "out" in notebook_parameters(source):
         parameters.setdefault("out", str((out / name).resolve()))
+    end = None if time_limit is None else time.monotonic() + time_limit
+
+    def remaining(cell: Mapping[str, Any]) -> float | None:
+        return None if end is None else max(end - time.monotonic(), 0.1)
+
     with locked(out / f".{name}.lock", what=f"notebook {executed}"):
         html.unlink(missing_ok=True)  # a page always shows the notebook beside it
         try:
-            _execute(source, executed, parameters, progress, tries)
+            _execute(source, executed, tries, parameters=parameters, progress_bar=progress, timeout_func=remaining)
         except PapermillExecutionError:
             write_html(executed, html)  # with the code, to show the cell that failed
             raise
@@ -59,6 +65,12 @@ def run_notebook(
             raise ChildProcessError(
                 f"the kernel of {executed.name} has died (was it killed, or out of memory?); the same command resumes from "
                 "the last checkpoint"
+            ) from None
+        except CellTimeoutError:
+            write_html(executed, html)
+            raise TimeoutError(
+                f"notebook {name} did not end within {time_limit:g} s and was ended; {executed} has its output. A longer "
+                "time limit resumes from the last checkpoint"
             ) from None
         content = json.loads(executed.read_text(encoding="utf-8"))
         # papermill records absolute paths, which do not belong in a notebook that is passed on
@@ -68,15 +80,15 @@ def run_notebook(
     return executed, html
 
 
-def _execute(source: Path, executed: Path, parameters: dict, progress: bool, tries: int) -> None:
+def _execute(source: Path, executed: Path, tries: int, **options: Any) -> None:
+    """Call papermill, again if the kernel cannot start."""
     import papermill
 
     for attempt in range(1, tries + 1):
         try:
             papermill.execute_notebook(
-                str(source), str(executed), parameters=parameters, progress_bar=progress, kernel_name="python3",
-                autosave_cell_every=10,
-            )  # fmt: skip
+                str(source), str(executed), kernel_name="python3", autosave_cell_every=10, **options
+            )
             return
         except Exception as error:
             failed_cell = isinstance(error, papermill.PapermillExecutionError)

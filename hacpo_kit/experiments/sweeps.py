@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
+import os
+import re
+import signal
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Collection, Mapping
+from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from unittest import mock
 
+import psutil
+from pydantic import Field
 from tqdm.auto import tqdm
 
 from hacpo_kit.common.console import Interrupt
-from hacpo_kit.common.files import locked, read_json, read_steps, remove_folder, write_json
+from hacpo_kit.common.files import locked, read_json, read_steps, remove_folder, write_json, write_text
 from hacpo_kit.config import check, whole_number
-from hacpo_kit.experiments import worker
 from hacpo_kit.experiments.grids import Grid, read_grid
-from hacpo_kit.runs.checkpoints import checkpoints
+from hacpo_kit.experiments.notebooks import run_notebook
+from hacpo_kit.runs.checkpoints import checkpoints, step_of
+from hacpo_kit.runs.record import differences, listed
 
 if TYPE_CHECKING:
     import pandas as pd
 
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # in the traceback of a notebook
 MAY_CHANGE = ("steps", "save_every", "microbatch_tokens", "workers")  # a run resumes with another value of these
 
 
@@ -32,27 +41,31 @@ def sweep(
     retries: int = 2,
     threads: int | None = None,
     keep_checkpoints: str = "last",
+    time_limit: float | None = None,
     quiet: bool = False,
 ) -> pd.DataFrame:
-    """Run all experiments of a grid, `jobs` at once, each in a process of its own; the same call resumes a stopped sweep.
+    """Run all experiments of a grid, `jobs` at once, each in a kernel of its own; the same call resumes a stopped sweep.
 
     `grid` is a YAML file or a mapping as in `grids.read_grid`. Each run writes notebook, HTML page and run folder to `out`
     (default: reports/runs/ and the name of the grid); `sweep.json` has the parameters and the status of every run. Finished
     runs are skipped. A failed run writes `NAME.error.txt`, and the other runs continue. A kernel that cannot start is tried
     again, `retries` times. Ctrl-C ends the runs after their current step, with a checkpoint; a second Ctrl-C ends them at
     once. `threads` per run (default: OMP_NUM_THREADS, else 1) do not depend on `jobs`, so the results do not either.
-    `keep_checkpoints` of finished runs: "last" or "none".
+    `keep_checkpoints` of finished runs: "last" or "none". A run that takes longer than `time_limit` (s) fails.
 
     Returns one row per run: status ("finished", "failed", "stopped", "waiting"), seconds, tries, error. Raises ValueError
     for a faulty grid, and if runs in `out` have other parameters; then nothing has started.
     """
     jobs, retries = whole_number("jobs", jobs, 1), whole_number("retries", retries, 0)
-    threads = None if threads is None else whole_number("threads", threads, 1)
+    threads = os.environ.get("OMP_NUM_THREADS") or 1 if threads is None else whole_number("threads", threads, 1)
     check("keep_checkpoints", keep_checkpoints, Literal["last", "none"])
+    check("time_limit", time_limit, Annotated[float, Field(gt=0)] | None)
     plan = read_grid(grid)
     folder = default_folder(plan) if out is None else Path(out)
-    with locked(folder / ".sweep.lock", what=f"sweep {folder}"):
-        runs = _Sweep(plan, folder, retries, threads, keep_checkpoints)
+    # small models that train side by side are many times slower with several threads each
+    environment = {"OMP_NUM_THREADS": str(threads), "HACPO_KIT_PROGRESS": "lines", "TOKENIZERS_PARALLELISM": "false"}
+    with locked(folder / ".sweep.lock", what=f"sweep {folder}"), mock.patch.dict(os.environ, environment):
+        runs = _Sweep(plan, folder, keep_checkpoints, {"tries": retries + 1, "time_limit": time_limit})
         with Interrupt("stopping: the runs end after their current step") as interrupt:
             runs.run_all(jobs, interrupt, quiet)
     return runs.to_frame()
@@ -64,11 +77,11 @@ def default_folder(plan: Grid) -> Path:
 
 
 class _Sweep:
-    """The runs of a grid in their folder, and the processes that run them."""
+    """The runs of a grid in their folder. Each runs in a thread, which waits for its kernel."""
 
-    def __init__(self, plan: Grid, folder: Path, retries: int, threads: int | None, keep_checkpoints: str):
-        self.plan, self.folder, self.threads, self.keep_checkpoints = plan, folder, threads, keep_checkpoints
-        self.tries, self.processes = retries + 1, {}  # name → process and its start
+    def __init__(self, plan: Grid, folder: Path, keep_checkpoints: str, options: Mapping[str, Any]):
+        self.plan, self.folder, self.keep_checkpoints = plan, folder, keep_checkpoints
+        self.options = options  # of run_notebook
         states, self.recorded = run_states(plan, folder), read_record(folder)
         self.entries: dict[str, dict[str, Any]] = {}
         for name, experiment in plan.runs.items():
@@ -77,92 +90,79 @@ class _Sweep:
             self.entries[name] = entry | {"status": status, "error": "", "parameters": experiment.parameters}
             if status == "finished":
                 self._tidy(name)
-        self.write()
+        self._write()
 
-    def write(self) -> None:
+    def _write(self) -> None:
         """Write sweep.json; runs of an earlier, larger grid stay in it."""
-        runs = {**self.recorded, **self.entries}
-        write_json(
-            self.folder / "sweep.json", {"name": self.plan.name, "notebook": self.plan.notebook.name, "runs": runs}
-        )
+        about = {"name": self.plan.name, "notebook": self.plan.notebook.name}
+        write_json(self.folder / "sweep.json", {**about, "runs": {**self.recorded, **self.entries}})
 
     def run_all(self, jobs: int, interrupt: Interrupt, quiet: bool) -> None:
         """Run what is not finished; after Ctrl-C start no run and wait until the running ones have saved."""
-        waiting, stopping = [name for name, entry in self.entries.items() if entry["status"] == "waiting"], False
-        before = len(self.entries) - len(waiting)
+        waiting = [name for name, entry in self.entries.items() if entry["status"] == "waiting"]
+        before, running = len(self.entries) - len(waiting), {}
         bar = tqdm(total=len(self.entries), initial=before, desc=self.plan.name, unit="run", disable=quiet)
-        try:
-            while self.processes or (waiting and not interrupt.pressed):
-                if interrupt.pressed and not stopping:
-                    stopping = True
-                    for process, _ in self.processes.values():
-                        worker.send(process, "stop")
-                while waiting and len(self.processes) < jobs and not interrupt.pressed:
-                    self._start(waiting.pop(0))
-                for name in [name for name, (process, _) in self.processes.items() if process.poll() is not None]:
-                    self._end(name, stopping)
-                    if not quiet:
-                        entry = self.entries[name]
-                        bar.write(f"{name}: {entry['status']} after {entry['seconds']:.0f} s {entry['error']}")
-                    bar.update()
-                time.sleep(0.05)
-        finally:
-            bar.close()
-            self._kill_all()
+        interrupted: set[psutil.Process] = set()
+        with futures.ThreadPoolExecutor(jobs) as pool, bar:
+            try:
+                while running or (waiting and not interrupt.pressed):
+                    while waiting and len(running) < jobs and not interrupt.pressed:
+                        name = waiting.pop(0)
+                        self._start(name)
+                        running[pool.submit(self._run, name)] = name
+                    if interrupt.pressed:  # once each: a second time would end a training before its step is saved
+                        interrupted |= signal_kernels(signal.SIGINT, without=interrupted)
+                    for future in futures.wait(running, 0.1, futures.FIRST_COMPLETED).done:
+                        name = running.pop(future)
+                        self._end(name, *future.result(), stopping=interrupt.pressed)
+                        if not quiet:
+                            entry = self.entries[name]
+                            bar.write(f"{name}: {entry['status']} after {entry['seconds']:.0f} s {entry['error']}")
+                        bar.update()
+            except BaseException:
+                while not all(future.done() for future in running):
+                    signal_kernels(signal.SIGKILL)
+                    time.sleep(0.1)
+                for future, name in running.items():
+                    self._end(name, *future.result(), stopping=True)
+                raise
 
     def _start(self, name: str) -> None:
-        parameters = {key: value for key, value in self.plan.runs[name].given.items() if key != "out"}
-        task = {"notebook": str(self.plan.notebook), "parameters": parameters, "name": name, "out": str(self.folder)}
-        with self._log(name).open("wb") as log:
-            process = worker.start({**task, "tries": self.tries}, log, self.threads)
-        self.processes[name] = process, time.monotonic()
         self.entries[name]["status"] = "running"
         self.entries[name]["tries"] += 1
-        self.write()
+        self._write()
 
-    def _end(self, name: str, stopping: bool) -> None:
-        """Record how the process of a run has ended."""
-        entry, (process, started) = self.entries[name], self.processes.pop(name)
-        process.stdin.close()
-        entry["seconds"] = round(entry["seconds"] + time.monotonic() - started, 3)
-        step, log = last_step(self.folder / name), self._log(name)
-        if process.returncode == 0 and step >= self.plan.runs[name].steps:
+    def _run(self, name: str) -> tuple[float, Exception | None]:
+        """Run one notebook; return the seconds and the error."""
+        parameters = {key: value for key, value in self.plan.runs[name].given.items() if key != "out"}
+        start, error = time.monotonic(), None
+        try:
+            run_notebook(self.plan.notebook, parameters, name=name, out=self.folder, progress=False, **self.options)
+        except Exception as fault:
+            error = fault
+        return time.monotonic() - start, error
+
+    def _end(self, name: str, seconds: float, error: Exception | None, stopping: bool) -> None:
+        """Record how a run has ended."""
+        entry, step = self.entries[name], last_step(self.folder / name)
+        entry["seconds"] = round(entry["seconds"] + seconds, 3)
+        if error is None and step >= self.plan.runs[name].steps:
             entry["status"] = "finished"
+            self._tidy(name)
         elif stopping:
             entry["status"] = "stopped"
-            log.unlink(missing_ok=True)
         else:
-            entry["status"], entry["error"] = "failed", _reason(log, process.returncode, step)
-            with log.open("a", encoding="utf-8") as file:
-                file.write(f"\n{name}: {entry['error']}\n")
-            log.replace(self.folder / f"{name}.error.txt")
-        self.write()
-        if entry["status"] == "finished":
-            self._tidy(name)
+            entry["status"], entry["error"] = "failed", _reason(error, step)
+            trace = "" if error is None else COLOURS.sub("", "".join(traceback.format_exception(error)))
+            write_text(self.folder / f"{name}.error.txt", f"{trace}\\n{name}: {entry['error']}\\n")
+        self._write()
 
     def _tidy(self, name: str) -> None:
         """Remove what a finished run no longer needs."""
-        for path in (self._log(name), self.folder / f"{name}.error.txt"):
-            path.unlink(missing_ok=True)
+        (self.folder / f"{name}.error.txt").unlink(missing_ok=True)
         found = checkpoints(self.folder / name)
         for checkpoint in found if self.keep_checkpoints == "none" else found[:-1]:
             remove_folder(checkpoint)
-
-    def _kill_all(self) -> None:
-        """End all processes at once: a worker whose pipe closes kills its kernel."""
-        for process, _ in self.processes.values():
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        for name, (process, _) in list(self.processes.items()):
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            self._end(name, stopping=True)
-
-    def _log(self, name: str) -> Path:
-        return self.folder / f".{name}.log"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per run."""
@@ -172,14 +172,24 @@ class _Sweep:
         return table[["status", "seconds", "tries", "error"]]
 
 
-def _reason(log: Path, code: int, step: int) -> str:
+def signal_kernels(number: signal.Signals, without: Collection[psutil.Process] = ()) -> set[psutil.Process]:
+    """Send a signal to the kernels that this process has started, and return them."""
+    kernels = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "ipykernel_launcher" in child.cmdline() and child not in without:
+                child.send_signal(number)
+                kernels.add(child)
+    return kernels
+
+
+def _reason(error: Exception | None, step: int) -> str:
     """Return in one line why a run failed."""
-    if code < 0:
-        return f"ended by signal {-code}" + (" (out of memory?)" if code == -9 else "")
-    if code == 0:
+    if error is None:
         return f"the notebook ended after step {step}, before its last step"
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else f"exit status {code}"
+    if type(error).__name__ == "PapermillExecutionError":
+        return f"{error.ename}: {error.evalue}"[:300]
+    return f"{type(error).__name__}: {error}"[:300]
 
 
 # ── how far each run has come ────────────────────────────────────────────────────────────────────────────────────────
@@ -207,17 +217,15 @@ def run_states(plan: Grid, folder: Path) -> dict[str, str]:
     """
     recorded, states, different = read_record(folder), {}, []
     for name, experiment in plan.runs.items():
-        run, now = folder / name, experiment.parameters
-        before = recorded.get(name, {}).get("parameters", {}) if run.exists() else {}
-        changed = [k for k in now if k not in MAY_CHANGE and before.get(k, now[k]) != now[k]]
-        if changed or last_step(run) > experiment.steps:
-            changes = [f"{k}: {before.get(k)!r} → {now[k]!r}" for k in changed or ["steps"]]
-            different.append(f"{name} ({', '.join(changes)})")
-        found = checkpoints(run)
-        states[name] = f"resumes after step {int(found[-1].name.removeprefix('step-'))}" if found else "new"
-        files = [run.with_name(f"{name}.{ending}") for ending in ("ipynb", "html")]
-        ended = recorded.get(name, {}).get("status") == "finished" and before.get("steps") == experiment.steps
-        if ended and all(map(Path.exists, files)):
+        entry = recorded.get(name, {}) if (folder / name).exists() else {}
+        before, saved = entry.get("parameters", {}), checkpoints(folder / name)
+        changed = differences(before, experiment.parameters)
+        fewer_steps = last_step(folder / name) > experiment.steps
+        if not {*changed} <= {*MAY_CHANGE} or fewer_steps:
+            different.append(f"{name} ({listed(changed)})")
+        states[name] = f"resumes after step {step_of(saved[-1])}" if saved else "new"
+        files = [folder / f"{name}.{ending}" for ending in ("ipynb", "html")]
+        if entry.get("status") == "finished" and "steps" not in changed and all(file.exists() for file in files):
             states[name] = "finished"
     if different:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Sweeps: most tests with processes that only pretend to run, some with real processes and kernels."""
+"""Sweeps: most tests with runs that train nothing, some with kernels."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from made_runs import write_run
 import hacpo_kit as hk
 from hacpo_kit.cli import main
 from hacpo_kit.common.files import locked
-from hacpo_kit.experiments import worker
+from hacpo_kit.experiments import sweeps
 from hacpo_kit.experiments.parameters import Experiment
 from hacpo_kit.experiments.paths import find_notebook
 from hacpo_kit.runs.checkpoints import checkpoints
@@ -27,34 +27,26 @@ HACPO, GSPO = "hacpo-tiny-model-pair-seed0", "gspo-tiny-model-pair-seed0"
 
 
 class Pretended:
-    """Stands for `worker.start`: each process ends at once, with the exit status that `codes` has for its run."""
+    """Stands for `run_notebook`: writes a run folder at once, or raises the error that `errors` has for the run."""
 
-    def __init__(self, codes=None, last=None):
-        self.codes, self.last, self.tasks, self.threads = codes or {}, last, [], []
+    def __init__(self, errors=None, last=None):
+        self.errors, self.last, self.calls, self.threads = errors or {}, last, {}, set()
 
-    def __call__(self, task, log, threads):
-        self.tasks.append(task)
-        self.threads.append(threads)
-        code = self.codes.get(task["name"], 0)
-        if code == 0:
-            write_run(Path(task["out"]) / task["name"], Experiment.from_parameters(task["parameters"]), last=self.last)
-        else:
-            log.write(b"Traceback\nValueError: a bad value\n")
-        end = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
-        return subprocess.Popen([sys.executable, "-S", "-c", end], stdin=subprocess.PIPE)
-
-    @property
-    def names(self):
-        return [task["name"] for task in self.tasks]
+    def __call__(self, notebook, parameters, *, name, out, **options):
+        self.calls[name] = {"notebook": notebook, "parameters": parameters, "out": out, **options}
+        self.threads.add(os.environ["OMP_NUM_THREADS"])
+        if name in self.errors:
+            raise self.errors[name]
+        write_run(Path(out) / name, Experiment.from_parameters(parameters), last=self.last)
 
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """pretend(codes, last): sweeps start pretended processes from now on; returns their record."""
+    """pretend(errors, last): the runs of sweeps train nothing from now on; returns their record."""
 
     def start(*args, **options):
         pretended = Pretended(*args, **options)
-        monkeypatch.setattr(worker, "start", pretended)
+        monkeypatch.setattr(sweeps, "run_notebook", pretended)
         return pretended
 
     return start
@@ -76,17 +68,17 @@ def test_sweep_passes_parameters_and_skips_finished_runs(tmp_path, pretend):
     first = pretend()
     table = sweep(tmp_path, seeds=2, options={"jobs": 2, "retries": 1, "threads": 3})
     assert list(table["status"]) == ["finished"] * 4 and list(table["tries"]) == [1] * 4
-    task, name = first.tasks[3], "gspo-tiny-model-pair-seed1"
-    assert (task["notebook"], task["name"], task["out"]) == (str(find_notebook("06_experiment")), name, str(tmp_path))
-    assert task["parameters"].items() >= {**SMALL, "method": "gspo", "seed": 1}.items() and task["tries"] == 2
-    assert set(first.threads) == {3}
+    name = "gspo-tiny-model-pair-seed1"
+    call = first.calls[name]
+    assert (call["notebook"], call["out"]) == (find_notebook("06_experiment"), tmp_path)
+    assert call["parameters"].items() >= {**SMALL, "method": "gspo", "seed": 1}.items() and call["tries"] == 2
+    assert first.threads == {"3"}
     entry = record(tmp_path)[name]
     assert entry["status"] == "finished" and entry["parameters"]["sources"] == "own" and entry["seconds"] > 0
     assert [p.name for p in checkpoints(tmp_path / name)] == ["step-000002"]
-    assert not list(tmp_path.glob(".*.log"))
     again = pretend()
     sweep(tmp_path, seeds=3)
-    assert again.names == ["hacpo-tiny-model-pair-seed2", "gspo-tiny-model-pair-seed2"]
+    assert [*again.calls] == ["hacpo-tiny-model-pair-seed2", "gspo-tiny-model-pair-seed2"]
     sweep(tmp_path, seeds=1, options={"keep_checkpoints": "none"})
     assert not checkpoints(tmp_path / HACPO)
     assert len(record(tmp_path)) == 6  # with the runs of the larger grid
@@ -104,25 +96,24 @@ def test_sweep_runs_again_what_is_not_finished(missing, tmp_path, pretend):
         (tmp_path / f"{HACPO}.{missing}").unlink()
     again = pretend()
     sweep(tmp_path, grids=[{}])
-    assert again.names == [HACPO]
+    assert [*again.calls] == [HACPO]
 
 
 def test_sweep_keeps_the_error_of_a_failed_run_and_runs_the_others(tmp_path, pretend):
-    pretended = pretend({GSPO: 1})
+    pretended = pretend({GSPO: ValueError("a bad value")})
     table = sweep(tmp_path, seeds=2)
-    assert len(pretended.tasks) == 4 and list(table["status"]).count("finished") == 3
+    assert len(pretended.calls) == 4 and list(table["status"]).count("finished") == 3
     assert table.loc[GSPO, "status"] == "failed" and table.loc[GSPO, "error"] == "ValueError: a bad value"
     assert "Traceback" in (tmp_path / f"{GSPO}.error.txt").read_text()
     assert record(tmp_path)[GSPO]["status"] == "failed"
     again = pretend()
     sweep(tmp_path, seeds=2)
-    assert again.names == [GSPO] and not (tmp_path / f"{GSPO}.error.txt").exists()
+    assert [*again.calls] == [GSPO] and not (tmp_path / f"{GSPO}.error.txt").exists()
 
 
-@pytest.mark.parametrize(("code", "reason"), [(0, "after step 0"), (-9, "signal 9 (out of memory?)")])
-def test_sweep_says_why_a_run_ended_early(code, reason, tmp_path, pretend):
-    pretend({HACPO: code}, last=0)
-    assert reason in sweep(tmp_path, grids=[{}])["error"].iloc[0]
+def test_sweep_says_that_a_run_ended_early(tmp_path, pretend):
+    pretend(last=0)
+    assert "after step 0" in sweep(tmp_path, grids=[{}])["error"].iloc[0]
 
 
 def test_sweep_refuses_runs_with_other_parameters(tmp_path, pretend):
@@ -132,16 +123,16 @@ def test_sweep_refuses_runs_with_other_parameters(tmp_path, pretend):
     for changed, message in (({"lr": 3e-4}, "lr: 0.0001 → 0.0003"), ({"test_size": 3}, "test_size: 2 → 3")):
         with pytest.raises(ValueError, match=message):
             sweep(tmp_path, common={**SMALL, **changed})
-    assert not refused.tasks
+    assert not refused.calls
     longer = pretend()
     sweep(tmp_path, common={**SMALL, "steps": 2})
-    assert len(longer.tasks) == 2  # more steps: the runs resume
+    assert len(longer.calls) == 2  # more steps: the runs resume
     with pytest.raises(ValueError, match="steps: 2 → 1"):
         sweep(tmp_path)
 
 
 def test_sweep_prints_a_line_for_each_run(tmp_path, pretend, capsys):
-    pretend({GSPO: 1})
+    pretend({GSPO: ValueError("a bad value")})
     hk.sweep(grid_of(), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{HACPO}: finished after") and lines[1].endswith("ValueError: a bad value")
@@ -151,10 +142,12 @@ def test_sweep_refuses_a_folder_in_use(tmp_path, pretend):
     pretended = pretend()
     with locked(tmp_path / ".sweep.lock", what="it"), pytest.raises(ValueError, match="another process"):
         sweep(tmp_path)
-    assert not pretended.tasks
+    assert not pretended.calls
 
 
-@pytest.mark.parametrize("options", [{"jobs": 0}, {"retries": -1}, {"threads": 0}, {"keep_checkpoints": "all"}])
+@pytest.mark.parametrize(
+    "options", [{"jobs": 0}, {"retries": -1}, {"threads": 0}, {"keep_checkpoints": "all"}, {"time_limit": 0}]
+)
 def test_sweep_checks_its_options(options, tmp_path):
     with pytest.raises(ValueError, match=next(iter(options))):
         sweep(tmp_path, options=options)
@@ -183,18 +176,18 @@ while done <= steps and not stop:
 
 @pytest.fixture
 def real(tmp_path):
-    """real(seeds, steps, jobs): a running `hacpo-kit sweep` of a notebook that trains nothing."""
+    """real(seeds, steps, jobs, options): a running `hacpo-kit sweep` of a notebook that trains nothing."""
     notebook = nbformat.read(find_notebook("06"), 4)
     cell = next(c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
     notebook.cells = [cell, nbformat.v4.new_code_cell(CELL)]
     nbformat.write(notebook, tmp_path / "n.ipynb")
     started = []
 
-    def start(seeds, steps, jobs=1):
+    def start(seeds, steps, jobs=1, options=()):
         grid = {"notebook": str(tmp_path / "n.ipynb"), "common": {"steps": steps}, "seeds": seeds}
         (tmp_path / "g.yaml").write_text(json.dumps(grid))
         command = [sys.executable, "-c", "from hacpo_kit.cli import main; main()", "sweep", str(tmp_path / "g.yaml")]
-        command += ["--out", str(tmp_path / "out"), "--jobs", str(jobs)]
+        command += ["--out", str(tmp_path / "out"), "--jobs", str(jobs), *options]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(command, **output, start_new_session=True))
         return started[-1]
@@ -229,7 +222,7 @@ def test_sweep_that_is_killed_leaves_no_process_and_resumes(tmp_path, real):
     process = real([99, 0, 1], steps=40)
     wait_for(lambda: steps_of(out, 1) >= 3)
     children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) == 2  # the worker and its kernel
+    assert children
     process.kill()
     wait_for(lambda: not any(alive(child) for child in children), seconds=15)
     assert "ValueError: a bad value" in (out / "hacpo-tiny-model-pair-seed99.error.txt").read_text()
@@ -239,6 +232,18 @@ def test_sweep_that_is_killed_leaves_no_process_and_resumes(tmp_path, real):
     assert again.returncode == 0 and "2 finished" in printed, printed
     assert (out / "hacpo-tiny-model-pair-seed0.html").stat().st_mtime_ns == done
     assert before < 41 and (steps_of(out, 0), steps_of(out, 1)) == (41, 41)
+
+
+def test_sweep_ends_a_run_after_its_time_limit_and_resumes_it(tmp_path, real):
+    name = "hacpo-tiny-model-pair-seed0"
+    process = real([0], steps=3000, options=["--time-limit", "4"])
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 1 and f"{name} did not end within 4 s" in printed, printed
+    assert "TimeoutError" in (tmp_path / "out" / f"{name}.error.txt").read_text()
+    before = steps_of(tmp_path / "out", 0)
+    assert (tmp_path / "out" / f"{name}.html").exists() and before > 3
+    printed, _ = real([0], steps=before + 3).communicate(timeout=180)
+    assert steps_of(tmp_path / "out", 0) == before + 4, printed
 
 
 def test_sweep_reports_a_killed_kernel_and_resumes_its_run(tmp_path, real):
@@ -293,7 +298,7 @@ def test_sweep_trains_the_experiment_notebook(tmp_path):
 def test_sweep_command_names_failed_runs(tmp_path, pretend):
     (tmp_path / "g.yaml").write_text(json.dumps(grid_of()))
     call = ["sweep", str(tmp_path / "g.yaml"), "--out", str(tmp_path / "out")]
-    pretend({GSPO: 1})
+    pretend({GSPO: ValueError("a bad value")})
     result = CliRunner().invoke(main, call)
     assert result.exit_code == 1 and f"failed  {GSPO}: ValueError: a bad value" in result.output
     pretend()
@@ -301,14 +306,14 @@ def test_sweep_command_names_failed_runs(tmp_path, pretend):
 
 
 def test_sweep_command_dry_run_writes_nothing(tmp_path, pretend):
-    pretend({HACPO: 1})
+    pretend({HACPO: ValueError("a bad value")})
     (tmp_path / "g.yaml").write_text(json.dumps(grid_of()))
     sweep(tmp_path / "out")
     before, pretended = sorted((tmp_path / "out").rglob("*")), pretend()
     call = ["sweep", str(tmp_path / "g.yaml"), "--out", str(tmp_path / "out"), "--dry-run"]
     result = CliRunner().invoke(main, call)
     assert result.exit_code == 0 and f"{HACPO}: new" in result.output and f"{GSPO}: finished" in result.output
-    assert not pretended.tasks and sorted((tmp_path / "out").rglob("*")) == before
+    assert not pretended.calls and sorted((tmp_path / "out").rglob("*")) == before
 
 
 def test_sweep_command_refuses_a_faulty_grid(tmp_path, pretend):
@@ -316,11 +321,4 @@ def test_sweep_command_refuses_a_faulty_grid(tmp_path, pretend):
     (tmp_path / "g.yaml").write_text("grids: [{method: gsop}]")
     result = CliRunner().invoke(main, ["sweep", str(tmp_path / "g.yaml"), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2 and "did you mean 'gspo'?" in result.output and "Traceback" not in result.output
-    assert not pretended.tasks and not (tmp_path / "out").exists()
-
-
-def test_worker_needs_no_torch():
-    code = (
-        "import sys, hacpo_kit.experiments.worker, hacpo_kit.experiments.notebooks; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not pretended.calls and not (tmp_path / "out").exists()
