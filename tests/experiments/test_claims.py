@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from made_runs import line, run, together
 
-from hacpo_kit.experiments.claims import claims, result, weakest
+from hacpo_kit.experiments.compare import claims, result, weakest
 
 
 def test_claims_hold_fail_or_stay_undecided():

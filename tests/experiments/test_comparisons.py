@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_runs import T1, T2, line, run, study, together
 
-from hacpo_kit.experiments.comparisons import (
+from hacpo_kit.experiments.compare import (
     accuracy_curves,
     ahead_at_half,
     final_table,

@@ -2,8 +2,7 @@
 
 from test_comparisons import two_test_sets
 
-from hacpo_kit.experiments.comparisons import final_table
-from hacpo_kit.experiments.formatting import final_text
+from hacpo_kit.experiments.compare import final_table, final_text
 from hacpo_kit.experiments.statistics import BEFORE
 
 

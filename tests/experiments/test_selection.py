@@ -3,7 +3,7 @@
 import pytest
 from made_runs import line, run, together
 
-from hacpo_kit.experiments.comparisons import accuracy_curves, final_table
+from hacpo_kit.experiments.compare import accuracy_curves, final_table
 from hacpo_kit.experiments.selection import usable
 from hacpo_kit.experiments.statistics import MEAN
 
