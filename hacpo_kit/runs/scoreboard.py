@@ -8,7 +8,7 @@ Each batch has a seed of its own, so the result is the same with and without a s
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from hacpo_kit.common.files import append_lines, locked, read_json, read_lines, write_json, write_text
+from hacpo_kit.common.files import append_lines, locked, read_json, read_lines, write_json, write_lines, write_text
 from hacpo_kit.models.agents import Agent
 from hacpo_kit.models.loading import load_agent
 from hacpo_kit.models.sources import built_in_sets
 from hacpo_kit.rewards import boxed_math, score
-from hacpo_kit.rollouts import check_request, sample_batches
-from hacpo_kit.runs.evaluation import summary
+from hacpo_kit.rollouts import Sampling, check_request, sample_batches
+from hacpo_kit.runs.evaluation import sampling_of, summary
 from hacpo_kit.runs.record import differences, listed, versions
-from hacpo_kit.runs.testsets import EvaluationSet, file_name, open_sets
+from hacpo_kit.tasks.arithmetic import ARITHMETIC_SETS
+from hacpo_kit.tasks.benchmarks import ANSWER_TOKENS, BENCHMARKS
+from hacpo_kit.tasks.loading import load_problems
 from hacpo_kit.tasks.problems import Problems
 
 if TYPE_CHECKING:
@@ -111,9 +113,7 @@ def evaluate_sets(
                 scores[agent.name] = {}
                 for test in opened:
                     bar.set_description(f"{agent.name} on {test.name}")
-                    values = scores[agent.name][test.name] = _evaluate(agent, test, folder, reward_function, bar)
-                    if bar.disable and progress:
-                        print(f"{agent.name} on {test.name}: {test.metric} {values[test.metric]:.3f}", flush=True)
+                    scores[agent.name][test.name] = _evaluate(agent, test, folder, reward_function, bar)
                 del agent  # one model in memory at a time
         board = Scoreboard(scores, {s.name: s.metric for s in opened}, _remarks(scores, opened), folder)
         board.write()
@@ -123,11 +123,13 @@ def evaluate_sets(
 def _sources(agents: Sequence[str | Agent]) -> Iterator[tuple[str | None, str | Agent]]:
     """Yield name (None: the agent's own) and source of every agent; a built-in set yields its members."""
     for source in [agents] if isinstance(agents, str | Agent) else agents:
-        if isinstance(source, Agent):
-            yield source.name, source
-        elif source in (sets := built_in_sets()):
+        if source in (sets := built_in_sets()):
             yield from ((None, name) for name in sets[source]["agents"])
-        elif (match := re.fullmatch(r"([\w.+-]+)=(.+)", source)) and not Path(source).exists():
+        elif (
+            isinstance(source, str)
+            and (match := re.fullmatch(r"([\w.+-]+)=(.+)", source))
+            and not Path(source).exists()
+        ):
             yield match[1], match[2]
         else:
             yield None, source
@@ -137,9 +139,8 @@ def _loaded(sources: Sequence[tuple[str | None, str | Agent]], loading: Mapping[
     """Yield one loaded agent after the other, so that only one has to fit in memory."""
     names: set[str] = set()
     for name, source in sources:
-        if isinstance(source, Agent):
-            agent = source
-        else:
+        agent = source
+        if not isinstance(source, Agent):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*lose updates smaller.*")  # an evaluation does not train
                 agent = load_agent(source, name=name, **loading)
@@ -147,14 +148,12 @@ def _loaded(sources: Sequence[tuple[str | None, str | Agent]], loading: Mapping[
             raise ValueError(f"two agents have the name {agent.name!r}; rename one with NAME={source}")
         names.add(file_name(agent.name))
         yield agent
-        if not isinstance(source, Agent) and hasattr(agent.engine, "close"):
+        if agent is not source and hasattr(agent.engine, "close"):
             agent.engine.close()
         del agent  # before the next one is loaded
 
 
-def _evaluate(
-    agent: Agent, test: EvaluationSet, folder: Path, reward_function: Callable, bar: tqdm
-) -> dict[str, float]:
+def _evaluate(agent: Agent, test: TestSet, folder: Path, reward_function: Callable, bar: tqdm) -> dict[str, float]:
     """Return the scores of one agent on one set; batches that an earlier call finished are read from the folder."""
     path = folder / "answers" / file_name(agent.name) / f"{file_name(test.name)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,30 +176,24 @@ def _evaluate(
 
 def finished_batches(path: Path, total: int, size: int) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of all complete batches and the number of these batches; removes other rows from the file."""
-    groups: dict[int, list[dict[str, Any]]] = {}
-    for row in read_lines(path):
-        groups.setdefault(row["batch"], []).append(row)
-    done = 0
-    while done * size < total and len(groups.get(done, ())) == min(size, total - done * size):
-        done += 1
-    rows = [row for number in range(done) for row in groups[number]]
+    rows = read_lines(path)
+    done = len(rows) // size if len(rows) < total else -(-total // size)  # the last batch may be smaller
+    rows = rows[: done * size]
     if path.exists():
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_lines(path, rows)
     return rows, done
 
 
-def _remarks(scores: Mapping[str, Mapping[str, Mapping[str, float]]], sets: Sequence[EvaluationSet]) -> list[str]:
+def _remarks(scores: Mapping[str, Mapping[str, Mapping[str, float]]], sets: Sequence[TestSet]) -> list[str]:
     """Return the sentences below the table: notes on the sets, cut answers, unscorable answers."""
     out = [f"{s.name}: {note}" for s in sets for note in s.problems.notes]
-    for agent, values in scores.items():
-        for test in sets:
-            v = values[test.name]
-            count = f"of {v['answers']} answers"
-            if v["cut"]:
-                limit = test.sampling.max_new_tokens
-                out.append(f"{agent} on {test.name}: {v['cut']} {count} were cut at {limit} tokens")
-            if v["unscorable"]:
-                out.append(f"{agent} on {test.name}: {v['unscorable']} {count} could not be scored and are excluded")
+    for agent, test in itertools.product(scores, sets):
+        v, limit = scores[agent][test.name], test.sampling.max_new_tokens
+        for count, text in (
+            (v["cut"], f"were cut at {limit} tokens"),
+            (v["unscorable"], "could not be scored and are excluded"),
+        ):
+            out += [f"{agent} on {test.name}: {count} of {v['answers']} answers {text}"] if count else []
     return out
 
 
@@ -227,3 +220,80 @@ def _identity(agent: Agent) -> dict[str, Any]:
         "device": agent.device.type, "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
         "engine": agent.loading.get("engine", "transformers"),
     }  # fmt: skip
+
+
+# ── test sets ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Problems with the parameters of their evaluation."""
+
+    name: str
+    problems: Problems
+    k: int
+    sampling: Sampling
+
+    @property
+    def metric(self) -> str:
+        """The metric that stands in the table."""
+        return f"best@{self.k}" if self.k > 1 else f"avg@{self.sampling.n}"
+
+    def settings(self) -> dict[str, Any]:
+        """Return what must be equal for stored answers to be used again."""
+        s = self.sampling
+        return {
+            "problems": len(self.problems), "fingerprint": self.problems.fingerprint(), "k": self.k, "samples": s.n,
+            "temperature": s.temperature, "max_new_tokens": s.max_new_tokens, "batch_size": s.batch_size, "seed": s.seed[1],
+        }  # fmt: skip
+
+
+def open_sets(
+    sets: Sequence[str] | Mapping[str, Problems],
+    limit: int | None = None,
+    *,
+    k: int | None = None,
+    samples: int | None = None,
+    max_new_tokens: int | None = None,
+    **sampling: Any,
+) -> list[TestSet]:
+    """Load test sets and fill in their settings; arguments as in `evaluate_sets`.
+
+    Raises ValueError for invalid settings and for sets of the same name.
+    """
+    opened = []
+    for source in sets:
+        name, problems = (source, sets[source]) if isinstance(sets, Mapping) else _open_set(source, limit)
+        problems = problems if isinstance(problems, Problems) else load_problems(list(problems))
+        benchmark = BENCHMARKS.get(name)
+        count = _first(samples, k, benchmark and benchmark.samples, 1)
+        best = _first(k, benchmark and min(benchmark.k, count), 1)
+        tokens = _first(max_new_tokens, 32 if problems.name in ARITHMETIC_SETS else ANSWER_TOKENS)
+        settings = sampling_of(best, samples=count, max_new_tokens=tokens, **{"batch_size": 128, **sampling})
+        opened.append(TestSet(name, problems, best, settings))
+    names = [s.name for s in opened]
+    if len(set(map(file_name, names))) < len(names) or not names:
+        raise ValueError(
+            f"need test sets with different names, got {', '.join(names) or 'none'}; rename with NAME=FILE"
+        )
+    return opened
+
+
+def file_name(name: str) -> str:
+    """Return a name of an agent or set in a form that every file system takes."""
+    return re.sub(r"[^\w.+=#-]+", "+", name)
+
+
+def _open_set(text: str, limit: int | None) -> tuple[str, Problems]:
+    """Return name and problems of a set that is named by text."""
+    name, mark, source = (text, "", "") if Path(text).exists() else text.partition("=")
+    if mark:
+        return name, load_problems(source, benchmark=name if name in BENCHMARKS else None, limit=limit)
+    if text in ARITHMETIC_SETS:
+        return text, load_problems(text, split="test", size=limit)
+    return (text if text in BENCHMARKS else Path(text).stem), load_problems(text, limit=limit)
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None."""
+    return next(value for value in values if value is not None)
