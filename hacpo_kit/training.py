@@ -23,8 +23,7 @@ from hacpo_kit.runs.changes import check_change, requested_config
 from hacpo_kit.runs.evaluation import evaluate
 from hacpo_kit.runs.folder import NoFolder, RunFolder, open_folder
 from hacpo_kit.runs.metrics import step_metrics
-from hacpo_kit.runs.record import Plan, read_record
-from hacpo_kit.runs.reload import reload_agents, reload_problems
+from hacpo_kit.runs.record import Plan, read_record, reload_agents, reload_problems
 from hacpo_kit.runs.run import Run
 from hacpo_kit.updates import update
 
@@ -221,8 +220,7 @@ def resume(
     """Resume a run from its folder, up to its own number of steps or to `steps`.
 
     The agents are loaded with the same options as before; `loading` replaces options of `load_agents`, such as device or
-    workers. Problems and agents from memory, and an own reward function, have to be passed again. `options` are those of
-    `train`.
+    workers. Agents from models in memory, and an own reward function, have to be passed again. `options` are those of `train`.
 
     Raises FileNotFoundError for a folder without a run, ValueError for a missing argument and for a run of another version.
     """
@@ -234,12 +232,10 @@ def resume(
         raise ValueError(f"run {folder} used the reward function {record['reward_function']}; pass reward_function=")
     if agents is None:
         agents = reload_agents(record, loading or {})
-    if problems is None:
-        problems = reload_problems("problems=", record["problems"])
-    if test is None and record["test"]:
-        test = reload_problems("test=", record["test"])
-    stored = {name: about for name, about in record["tests"].items() if name not in (tests or {})}
-    tests = {**{n: reload_problems(f"tests= with {n!r}", about) for n, about in stored.items()}, **(tests or {})}
+    problems = reload_problems(folder, record["problems"]) if problems is None else problems
+    test = reload_problems(folder, record["test"]) if test is None else test
+    tests = dict(tests or {})
+    tests |= {name: reload_problems(folder, about) for name, about in record["tests"].items() if name not in tests}
     kept = ("eval_every", "eval_k", "save_every", "samples", "record_every")
     options = {"test": test, "tests": tests, **{name: record[name] for name in kept}, **options}
     steps = record["steps"] if steps is None else steps

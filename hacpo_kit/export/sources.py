@@ -11,8 +11,7 @@ from hacpo_kit.config import METHODS, PAPER_PAIRS, PAPER_TRAINING, Config, coerc
 from hacpo_kit.experiments.parameters import check_parameters
 from hacpo_kit.export.verl import VerlOptions
 from hacpo_kit.runs.changes import FILE as CHANGES
-from hacpo_kit.runs.record import read_record
-from hacpo_kit.runs.reload import reload_problems
+from hacpo_kit.runs.record import read_record, reload_problems
 
 _INTERVALS = ("eval_every", "eval_k", "save_every")
 
@@ -52,7 +51,7 @@ def from_run(folder: str | Path, values: Mapping[str, Any] | None = None, **opti
     if changed := {line["setting"] for line in read_lines(folder / CHANGES)} - set(values):
         names = ", ".join(sorted(changed))
         raise ValueError(f"run {folder} changed {names} while it ran; give the value for verl with -p")
-    sets = {name: reload_problems(f"{name}=", record[name]) if record[name] else None for name in ("problems", "test")}
+    sets = {name: reload_problems(folder, record[name]) for name in ("problems", "test")}
     if different := [n for n, loaded in sets.items() if loaded and loaded.fingerprint() != record[n]["fingerprint"]]:
         raise ValueError(f"the {different[0]} of run {folder} have changed since it ran")
     schedule = {name: coerce(name, values.pop(name, record[name]), int) for name in ("steps", *_INTERVALS)}

@@ -20,7 +20,7 @@ from hacpo_kit.runs.changes import FILE as CHANGES
 from hacpo_kit.runs.changes import apply_changes, change_lines
 from hacpo_kit.runs.checkpoints import checkpoints, restore_newest, save_checkpoint, step_of
 from hacpo_kit.runs.experience import Experience, path_of, recorded_steps
-from hacpo_kit.runs.record import Plan, check_same_run, read_record
+from hacpo_kit.runs.record import Plan, check_same_run, read_record, store_problems
 from hacpo_kit.runs.run import State
 
 LOSSES = 3  # of workers in one step, after which the run ends
@@ -66,6 +66,7 @@ class RunFolder:
         for folder in (self.path, self.path / "checkpoints", self.path / "experience"):
             remove_leftovers(folder)
         write_json(self.path / "config.json", config.to_dict())
+        store_problems(self.path, plan)
         write_json(self.path / "run.json", record)
         state = restore_newest(self.path, agents)
         if state is None:

@@ -1,4 +1,4 @@
-"""The record of a run in run.json, and the check that a call resumes the same run."""
+"""The record of a run: run.json, its agents and problems, and the check that a call resumes the same run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from hacpo_kit.common.files import read_json
+from hacpo_kit.common.files import read_json, read_lines, write_lines
 from hacpo_kit.config import Config, whole_number
 from hacpo_kit.models.agents import Agent
+from hacpo_kit.models.loading import load_each
 from hacpo_kit.records import StepResult
 from hacpo_kit.rewards import boxed_math
 from hacpo_kit.runs.changes import CHANGEABLE
@@ -25,6 +26,7 @@ from hacpo_kit.tasks.problems import Problem, Problems
 
 # How an agent reads and computes. Its origin may change: a folder may have moved.
 AGENT_IDENTITY = ("prompt_format", "template", "chat_template", "dtype", "lora", "revision")
+INTERVALS = ("steps", "eval_every", "eval_k", "save_every")
 
 
 @dataclass
@@ -49,15 +51,13 @@ class Plan:
     progress: str = "off"
 
     def __post_init__(self):
-        for name, least in (("steps", 1), ("eval_every", 1), ("eval_k", 1), ("save_every", 1), ("record_every", 0)):
-            setattr(self, name, whole_number(name, getattr(self, name), least=least))
+        for name, least in {**dict.fromkeys(INTERVALS, 1), "record_every": 0, "samples": 0}.items():
+            setattr(self, name, whole_number(name, getattr(self, name), least))
         if not isinstance(self.tests, Mapping):
             raise TypeError(f"tests must map names to problems, as in {{'sums': problems}}, not {self.tests!r}")
         for name, problems in self.tests.items():
-            if not isinstance(name, str) or not name.strip():
-                raise ValueError(f"a test set needs a name, which becomes a part of its metrics' names, not {name!r}")
-            if not len(problems):
-                raise ValueError(f"test set {name!r} holds no problems")
+            if not isinstance(name, str) or not name.strip() or not len(problems):
+                raise ValueError(f"tests={{{name!r}: {problems!r}}}: a test set needs a name and at least one problem")
         self.problems, self.test = _as_problems(self.problems), _as_problems(self.test)
         self.tests = {name: _as_problems(problems) for name, problems in self.tests.items()}
 
@@ -72,10 +72,9 @@ class Plan:
 
     def record(self, agents: Sequence[Agent], config: Config) -> dict[str, Any]:
         """Return the content of run.json."""
-        numbers = ("steps", "eval_every", "eval_k", "save_every", "samples", "record_every")
         function = self.reward_function
         return {
-            **{name: getattr(self, name) for name in numbers},
+            **{name: getattr(self, name) for name in (*INTERVALS, "samples", "record_every")},
             "seed": config.seed,
             "reward_function": getattr(function, "__qualname__", type(function).__qualname__),
             "agents": [_agent_record(agent) for agent in agents],
@@ -94,6 +93,10 @@ def _as_problems(problems: Sequence[Problem] | None) -> Problems | None:
 
 def _problems_record(problems: Problems) -> dict[str, Any]:
     return {"source": problems.source, "fingerprint": problems.fingerprint(), "count": len(problems)}
+
+
+def _stored_problems(folder: Path, about: Mapping[str, Any]) -> Path:
+    return folder / "problems" / f"{about['fingerprint']}.jsonl"
 
 
 def _agent_record(agent: Agent) -> dict[str, Any]:
@@ -171,3 +174,57 @@ def _numerics(record: Mapping[str, Any], config: Config) -> dict[str, Any]:
     }
     threads = {"threads": record["threads"]} if "threads" in record else {}
     return {**record["versions"], **threads, "microbatch_tokens": config.microbatch_tokens, **other}
+
+
+# ── agents and problems, loaded again ────────────────────────────────────────────────────────────────────────────────
+
+PLACEMENT = ("workers", "threads", "num_gpus")  # options of load_agents that are not options of load_agent
+
+
+def reload_agents(record: Mapping[str, Any], loading: Mapping[str, Any]) -> list[Agent]:
+    """Load the agents of a run again; `loading` replaces options with which they were loaded.
+
+    Raises ValueError if an agent was made from a model in memory. Warns if there is no Ray for agents in Ray workers.
+    """
+    if unknown := [agent["name"] for agent in record["agents"] if agent["origin"] is None]:
+        raise ValueError(f"agents {unknown} were made from models in memory and cannot be loaded again; pass agents=")
+    options = {name: value for name, value in loading.items() if name not in PLACEMENT}
+    placement = {**(record["workers"] or {}), **{name: loading[name] for name in PLACEMENT if name in loading}}
+    sources = [(agent["origin"], {**_recorded_options(agent), **options}) for agent in record["agents"]]
+    if (workers := placement.pop("workers", None)) is not None:
+        try:
+            return load_each(sources, workers=workers, **placement)
+        except ModuleNotFoundError as error:
+            warnings.warn(f"{error}; the agents are loaded in this process instead, with the same result", stacklevel=3)
+    return load_each(sources)
+
+
+def _recorded_options(agent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with which an agent was loaded, without a GPU that this machine does not have."""
+    options = {name: value for name, value in agent.items() if name not in ("origin", "chat_template")}
+    kind, _, index = options.get("device", "cpu").partition(":")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        options.pop("device")
+    return options
+
+
+def store_problems(folder: Path, plan: Plan) -> None:
+    """Write the problems that were made in memory to the folder of a run, which cannot load them from elsewhere."""
+    for problems in (plan.problems, plan.test, *plan.tests.values()):
+        if problems is not None and problems.source is None:
+            path = _stored_problems(folder, _problems_record(problems))
+            path.parent.mkdir(exist_ok=True)
+            write_lines(path, [{"id": p.id, "prompt": p.prompt, "gold": p.gold} for p in problems])
+
+
+def reload_problems(folder: Path, about: Mapping[str, Any] | None) -> Problems | None:
+    """Load the problems of a run again, of which run.json has the entry `about`; None without an entry.
+
+    Raises ValueError if they are neither in the run folder nor where they were loaded from.
+    """
+    if about is None or about["source"] is not None:
+        return about and load_problems(**about["source"])
+    path = _stored_problems(folder, about)
+    if not path.exists():
+        raise ValueError(f"{path} is missing: the run used problems from memory; pass problems=, test= or tests= again")
+    return load_problems([Problem(**row) for row in read_lines(path)])

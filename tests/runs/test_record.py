@@ -1,14 +1,18 @@
 """run.json, and the check that a call resumes the same run."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
-from trained import CONFIG, OPTIONS, agents, generous, problems
+from click.testing import CliRunner
+from trained import CONFIG, OPTIONS, agents, generous, problems, without_times
 
 import hacpo_kit as hk
+from hacpo_kit.cli import main
+from hacpo_kit.common.files import read_lines
 from hacpo_kit.runs.experience import Experience
-from hacpo_kit.runs.record import Plan, differences
+from hacpo_kit.runs.record import Plan, differences, reload_problems, store_problems
 
 
 def edit(path, **changes):
@@ -68,6 +72,32 @@ def test_check_same_run_warns_of_other_versions_and_memory_settings(copied_run):
     with pytest.warns(UserWarning, match=r"torch: '1\.0' → .*microbatch_tokens: 16384 → 512.*not be bit-identical"):
         run = hk.train(agents(), problems("train", 50), smaller, 7, test=test, out=copied_run, **OPTIONS)
     assert run.state.step == 7
+
+
+def test_reload_problems_returns_what_store_problems_wrote(tmp_path):
+    chat = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
+    made = hk.load_problems(
+        [{"id": "a/b", "prompt": chat, "gold": r"\frac{1}{2}"}, {"id": "c", "prompt": "2", "gold": "2"}]
+    )
+    store_problems(tmp_path, Plan(made, 1))
+    about = {"source": None, "fingerprint": made.fingerprint()}
+    assert reload_problems(tmp_path, about) == made and reload_problems(tmp_path, None) is None
+
+
+def test_problems_from_memory_are_stored_with_the_run_and_a_resumed_run_loads_them(fresh_agent, tmp_path):
+    rows = [{"prompt": p.prompt, "gold": p.gold} for p in problems("train", 20)]
+    sets = [hk.load_problems([{"prompt": "1+1=\u2028", "gold": str(n)}, *rows]) for n in range(4)]
+    tests, options = {"a/b": sets[2], "ä": sets[3]}, {"out": tmp_path, "progress": "off"}
+    agent = fresh_agent("qwen3-sums")
+    run = hk.train([agent], sets[0], CONFIG.replace(n=2), 1, test=sets[1], tests=tests, **options)
+    result = CliRunner().invoke(main, ["resume", str(tmp_path), "--steps", "2"])
+    assert result.exit_code == 0 and "2 steps done" in result.output, result.output
+    whole = hk.train([fresh_agent("qwen3-sums")], sets[0], CONFIG.replace(n=2), 2, test=sets[1], tests=tests)
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    assert without_times(lines)[-1] == without_times(whole.history)[-1] and run.state.step == 1
+    shutil.rmtree(tmp_path / "problems")
+    with pytest.raises(ValueError, match=r"problems.* is missing.*pass problems="):
+        hk.resume(tmp_path)
 
 
 @pytest.mark.parametrize(
