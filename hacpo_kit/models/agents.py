@@ -33,10 +33,6 @@ class LocalCall:
 
     result: Callable[[], Any]
 
-    def cancel(self) -> bool:
-        """Return True: the call has not started."""
-        return True
-
 
 class Agent(BaseAgent):
     """A language model that samples responses, is scored and is updated. Pools, batches and metrics refer to it by `name`.
@@ -267,7 +263,7 @@ def run_on_each(agents: Sequence[BaseAgent], function: Callable, *args: Any, bar
     calls = [agent.submit(function, *args, bar=bar, **settings) for agent in agents]
     values, errors = [], []
     for count, call in enumerate(calls, start=1):
-        if errors and call.cancel():
+        if errors and isinstance(call, LocalCall):
             continue
         try:
             values.append(call.result())

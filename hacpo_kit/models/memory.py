@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from hacpo_kit.models.agents import Agent
 
 PHASES = ("load", "rollout", "score", "update")
-# settings that make a phase smaller, those with the smallest cost first
-REMEDIES = {
-    "load": ("offload", "dtype"),
-    "rollout": ("offload", "dtype", "rollout_batch"),
-    "score": ("offload", "dtype", "microbatch_tokens"),
-    "update": ("offload", "dtype", "microbatch_tokens", "gradient_checkpointing", "lora"),
-}
 RESERVE = 0.6 * 2**30  # bytes of a CUDA context and the workspaces of its libraries
 MARGIN = 0.9  # the share of a device's memory that tensors can use; the rest is fragmented
 META_OPTIONS = ("dtype", "lora", "gradient_checkpointing")  # options of `load_agent` that change a pass
@@ -145,10 +138,9 @@ def estimate(
         raise TypeError(f"estimate() has no option {unknown[0]!r}; it takes {', '.join(known)}")
     plan = Plan(config or Config(), prompt_tokens, device_memory, models, loading)
     phases = tuple(plan.phase(name, phase) for name in models for phase in PHASES)
-    advice = tuple(plan.advice(p) for p in phases if p.total > usable(device_memory))
-    metas = {name: plan.meta(name) for name in models}
-    kept = {name: sum(kept_bytes(meta, plan.config).values()) for name, meta in metas.items()}
-    parameters = {name: parameter_count(meta) for name, meta in metas.items()}
+    advice = tuple(_advice(plan, p) for p in phases if p.total > usable(device_memory))
+    kept = {name: sum(plan.kept(name).values()) for name in models}
+    parameters = {name: parameter_count(plan.meta(name)) for name in models}
     return Estimate(phases, parameters, kept, plan.offload, device_memory, advice)
 
 
@@ -179,6 +171,11 @@ class Plan:
         return bool(self.loading.get("offload"))
 
     @property
+    def row(self) -> int:
+        """Tokens of a prompt and its response."""
+        return self.prompt + self.config.max_new_tokens
+
+    @property
     def engine(self) -> int:
         """Bytes that the vLLM engine of each agent allocates."""
         if self.loading.get("engine", "transformers") != "vllm":
@@ -193,10 +190,18 @@ class Plan:
             self.memo[key] = meta_agent(self.models[name], **options)
         return self.memo[key]
 
+    def kept(self, name: str) -> dict[str, int]:
+        """Return the bytes that an agent keeps between steps."""
+        agent = self.meta(name)
+        key = (id(agent), "kept", self.config.beta > 0)
+        if key not in self.memo:
+            self.memo[key] = kept_bytes(agent, self.config)
+        return self.memo[key]
+
     def rows(self, phase: str) -> int:
         """Return the number of rollouts in one pass."""
         config = self.config
-        fitting = max(1, config.microbatch_tokens // (self.prompt + config.max_new_tokens))
+        fitting = max(1, config.microbatch_tokens // self.row)
         rows = {"rollout": config.rollout_batch, "score": fitting, "update": min(fitting, config.minibatch)}[phase]
         return min(rows, config.prompts_per_step * config.rollouts_per_prompt)
 
@@ -216,10 +221,8 @@ class Plan:
 
     def phase(self, name: str, phase: str) -> Phase:
         """Estimate one agent in one phase; without offload all agents keep everything on the device."""
-        kept = kept_bytes(self.meta(name), self.config)
-        others = sum(
-            sum(kept_bytes(self.meta(n), self.config).values()) + self.engine for n in self.models if n != name
-        )
+        kept = self.kept(name)
+        others = sum(sum(self.kept(n).values()) + self.engine for n in self.models if n != name)
         if phase == "load" or (self.offload and phase != "update"):
             kept = {"weights": kept["weights"]}
         if phase == "rollout" and self.engine:
@@ -237,52 +240,37 @@ class Plan:
         loading = {name: value for name, value in changes.items() if name not in settings}
         return replace(self, config=self.config.replace(**settings), loading={**self.loading, **loading})
 
-    def advice(self, phase: Phase) -> str:
-        """Return the changes with which a phase fits: those with the smallest cost, and no more than needed."""
-        budget, changes = usable(self.device_memory), {}
 
-        def total(changes: Mapping[str, Any]) -> int:
-            return self.changed(changes).phase(phase.agent, phase.phase).total
+def _advice(plan: Plan, phase: Phase) -> str:
+    """Return the changes with which a phase fits, those with the smallest cost first."""
+    budget, changes = usable(plan.device_memory), {}
+    needs = f"{phase.phase} of {phase.agent!r} needs {format_bytes(phase.total)} of {format_bytes(budget)}"
+    for change in _remedies(plan, phase.phase):
+        changes |= change
+        reduced = plan.changed(changes).phase(phase.agent, phase.phase).total
+        if reduced <= budget:
+            text = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+            return f"{needs}: set {text}, and it needs {format_bytes(reduced)}"
+    return f"{needs}: use a smaller model, a smaller max_new_tokens, or a larger device"
 
-        for name, value in self._remedies(phase, changes):
-            changes[name] = value
-            if total(changes) <= budget:
-                break
-        for name in list(changes):
-            fewer = {other: value for other, value in changes.items() if other != name}
-            if total(fewer) <= budget:
-                changes = fewer
-        text = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-        needs = f"{phase.phase} of {phase.agent!r} needs {format_bytes(phase.total)} of {format_bytes(budget)}"
-        if (needed := total(changes)) <= budget:
-            return f"{needs}: set {text}, and it needs {format_bytes(needed)}"
-        still = f", and with {text} still {format_bytes(needed)}" if text else ""
-        return f"{needs}{still}: use a smaller model, a smaller max_new_tokens, or a larger device"
 
-    def _remedies(self, phase: Phase, changes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Yield settings that make a phase smaller, given the `changes` so far."""
-        for name in REMEDIES[phase.phase]:
-            plan = self.changed(changes)
-            if name in ("rollout_batch", "microbatch_tokens"):
-                value = plan._fitting_rows(
-                    phase, 1 if name == "rollout_batch" else self.prompt + self.config.max_new_tokens
-                )
-            elif name == "dtype":
-                wide = str(self.loading.get("dtype", "float32")).removeprefix("torch.") in ("float32", "float64")
-                value = "bfloat16" if wide else None
-            else:
-                value = not self.loading.get(name) and (name != "lora" or importlib.util.find_spec("peft") is not None)
-            if value:
-                yield name, value
-
-    def _fitting_rows(self, phase: Phase, width: int) -> int | None:
-        """Return how many rows of `width` fit, since bytes are linear in the rows; None if fewer rows do not help."""
-        name, rows = ("rollout_batch" if width == 1 else "microbatch_tokens"), self.rows(phase.phase)
-        if rows == 1:
-            return None
-        one_row = self.changed({name: width}).phase(phase.agent, phase.phase).total
-        per_row = (self.phase(phase.agent, phase.phase).total - one_row) / (rows - 1)
-        return width * max(1, int(1 + (usable(self.device_memory) - one_row) / per_row)) if per_row > 0 else None
+def _remedies(plan: Plan, phase: str) -> Iterator[dict[str, Any]]:
+    """Yield settings and loading options that make a phase smaller."""
+    if len(plan.models) > 1 and not plan.offload:
+        yield {"offload": True}
+    if str(plan.loading.get("dtype", "float32")).removeprefix("torch.") in ("float32", "float64"):
+        yield {"dtype": "bfloat16"}
+    if phase == "load":
+        return
+    if phase == "update" and not plan.loading.get("gradient_checkpointing"):
+        yield {"gradient_checkpointing": True}
+    name, width = ("rollout_batch", 1) if phase == "rollout" else ("microbatch_tokens", plan.row)
+    rows = plan.rows(phase)
+    while rows > 1:
+        rows //= 2
+        yield {name: rows * width}
+    if phase == "update" and not plan.loading.get("lora") and importlib.util.find_spec("peft") is not None:
+        yield {"lora": True}
 
 
 def check_fits(where: str, dtype: torch.dtype, device: str | torch.device, **options: Any) -> None:

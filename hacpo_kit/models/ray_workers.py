@@ -46,29 +46,22 @@ def load_in_workers(
         def start() -> RayLink:
             return RayLink(threads, num_gpus)
 
-    agents = [RemoteAgent(start, load, _absolute(source), options) for source, options in sources]
+    folders = [Path(source).expanduser().absolute() for source, _ in sources]  # workers have another working directory
+    agents = [
+        RemoteAgent(start, load, folder if folder.is_dir() else source, options)
+        for folder, (source, options) in zip(folders, sources, strict=True)
+    ]
     for agent in agents:
         agent.wait()
         agent.workers = {"workers": workers, "threads": threads, "num_gpus": num_gpus}
     return agents
 
 
-def _absolute(source: str | Path) -> str | Path:
-    path = Path(source).expanduser()
-    return path.absolute() if path.is_dir() else source
-
-
 def connect():
-    """Return Ray, connected to a cluster. Raises ModuleNotFoundError without Ray, RuntimeError if it cannot start."""
+    """Return Ray, connected to a cluster. Raises ModuleNotFoundError without Ray."""
     # no usage report; GPUs stay visible to workers without one; workers get the priority of this process
-    names = (
-        "RAY_USAGE_STATS_ENABLED",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
-        "RAY_worker_niceness",
-        "RAY_SCHEDULER_EVENTS",
-    )
-    for name in names:
-        os.environ.setdefault(name, "0")
+    for name in ("USAGE_STATS_ENABLED", "ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "worker_niceness", "SCHEDULER_EVENTS"):
+        os.environ.setdefault(f"RAY_{name}", "0")
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -79,20 +72,13 @@ def connect():
         ray.init(address=address, logging_level="ERROR")
         return ray
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # other users of the machine cannot send functions
-    for last in (False, True):  # on a busy machine, Ray's own time limits for its start can be too short
-        try:
-            ray.init(
-                address="local",
-                num_cpus=os.cpu_count(),
-                include_dashboard=False,
-                object_store_memory=STORE_BYTES,
-                logging_level="ERROR",
-            )
-            break
-        except Exception as error:
-            ray.shutdown()
-            if last:
-                raise RuntimeError(f"Ray could not start on this machine: {error}") from error
+    ray.init(
+        address="local",
+        num_cpus=os.cpu_count(),
+        include_dashboard=False,
+        object_store_memory=STORE_BYTES,
+        logging_level="ERROR",
+    )
     return ray
 
 
@@ -126,14 +112,11 @@ class RayLink:
         """Wait for the reply. Raises Disconnected if the worker has ended, or has not started in `START_SECONDS`."""
         errors = self.ray.exceptions
         try:
-            if self.started is not None:
-                self.ray.get(self.started, timeout=START_SECONDS)
-                self.started = None
+            self.ray.get(self.started, timeout=START_SECONDS)
             return self.ray.get(ticket)
         except errors.GetTimeoutError:
             self.ray.kill(self.actor)
-            free = {k: v for k, v in self.ray.available_resources().items() if k in ("CPU", "GPU")}
-            raise Disconnected(f"it did not start within {START_SECONDS} s; free in the cluster: {free}") from None
+            raise Disconnected(f"it did not start within {START_SECONDS} s") from None
         except errors.RayTaskError:
             raise
         except errors.RayError as error:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from hacpo_kit.models.agents import Agent
 from hacpo_kit.models.base import BaseAgent, WorkerLost
-from hacpo_kit.models.worker import Reply, pack, unpack
+from hacpo_kit.models.worker import pack, pools_in, unpack
 from hacpo_kit.records import Pool
+
+_REGISTRY: dict[Any, Any] = {}  # of warnings from workers, so that the filter "once per place" works
 
 
 class Disconnected(Exception):
@@ -44,13 +43,13 @@ class RemoteAgent(BaseAgent):
         """
         self.name, self._start, self._load = options["name"], start, (load, source, options)
         self.sent = self.received = 0
-        self.engine = types.SimpleNamespace(sample=_sample_remotely)
+        self.link = start()
         self.begin_loading()
 
     def begin_loading(self) -> None:
         """Load the agent as it was at first, in a new worker if its own is lost; `wait` waits until it is loaded."""
-        if "_link" not in vars(self) or self.lost:
-            self.lost, self._link = "", self._start()
+        if self.lost:
+            self.lost, self.link = "", self._start()
         load, source, options = self._load
         self._loading = self._send("load", load, (source,), {**options, "name": self.name})
 
@@ -73,15 +72,14 @@ class RemoteAgent(BaseAgent):
     def _send(self, method: str, function: Callable, args: Sequence[Any], settings: Mapping[str, Any]) -> RemoteCall:
         request = pack((function, args, settings))
         self.sent += len(request)
-        ticket = None if self.lost else self._link.send(method, request)
-        return RemoteCall(self, ticket, [argument for argument in args if isinstance(argument, Pool)])
+        return RemoteCall(self, None if self.lost else self.link.send(method, request), pools_in(args))
 
-    def receive(self, ticket: Any, pools: Sequence[Pool]) -> Reply:
-        """Wait for a reply and take over the agent's counters. Raises WorkerLost if the worker has ended."""
+    def receive(self, ticket: Any) -> bytes:
+        """Wait for a reply. Raises WorkerLost if the worker has ended."""
         try:
             if self.lost:
                 raise Disconnected(self.lost)
-            content = self._link.receive(ticket)
+            content = self.link.receive(ticket)
         except Disconnected as error:
             self.lost = str(error)
             raise WorkerLost(
@@ -90,27 +88,15 @@ class RemoteAgent(BaseAgent):
                 "the last checkpoint"
             ) from None
         self.received += len(content)
-        reply = unpack(content, pools)
-        vars(self).update(reply.counters)
-        return reply
+        return content
 
     def __getattr__(self, name: str):
         if name.startswith("__") or "device" not in vars(self):
             raise AttributeError(name)
-        raise AttributeError(f"agent {self.name!r} has no .{name} in this process: {_IN_WORKER}")
-
-    def on_device(self, *parts: str) -> contextlib.AbstractContextManager:
-        """As `Agent.on_device`; the worker moves its parts itself."""
-        return contextlib.nullcontext()
-
-    def logprobs(self, prompts, responses, *, temperature: float = 1.0):
-        """As `Agent.logprobs`, without gradients. Raises RuntimeError unless gradients are disabled (torch.no_grad)."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"log-probabilities of agent {self.name!r} have no gradient in this process; use torch.no_grad(), or a "
-                f"local agent: {_IN_WORKER}"
-            )
-        return self.submit(_logprobs, prompts, responses, temperature=temperature).result()
+        raise AttributeError(
+            f"agent {self.name!r} has no .{name} in this process: its model is in a worker. To inspect it, call "
+            "agent.save(folder) and hk.load_agent(folder)"
+        )
 
     def save(self, folder: str | Path) -> Path:
         """As `Agent.save`, to a folder that the worker's machine shares with this one."""
@@ -120,47 +106,25 @@ class RemoteAgent(BaseAgent):
         return folder
 
 
-_IN_WORKER = "its model is in a worker. To inspect it, call agent.save(folder) and hk.load_agent(folder)"
-_REGISTRY: dict[Any, Any] = {}  # of warnings from workers, so that the filter "once per place" works
-
-
+@dataclass(frozen=True)
 class RemoteCall:
-    """A call that runs in a worker."""
+    """A call that runs in a worker; its reply refers to `pools` by position."""
 
-    def __init__(self, agent: RemoteAgent, ticket: Any, pools: Sequence[Pool]):
-        self.agent, self.ticket, self.pools = agent, ticket, pools
-
-    def cancel(self) -> bool:
-        """Return False: the call has started."""
-        return False
+    agent: RemoteAgent
+    ticket: Any
+    pools: Sequence[Pool]
 
     def result(self) -> Any:
-        """Wait for the value. Warnings and errors of the worker are raised here; errors get the agent's name."""
-        value, error, messages, _ = self.agent.receive(self.ticket, self.pools)
+        """Wait for the value. Warnings and errors of the worker are raised here; errors get its traceback as a note."""
+        value, error, messages, counters = unpack(self.agent.receive(self.ticket), self.pools)
+        vars(self.agent).update(counters)
         for message, category, filename, line in messages:
             warnings.warn_explicit(message, category, filename, line, registry=_REGISTRY)
-        if error is None:
-            return value
-        fault, where = error
-        if fault.args and isinstance(fault.args[0], str) and repr(self.agent.name) not in fault.args[0]:
-            fault.args = (f"agent {self.agent.name!r}: {fault.args[0]}", *fault.args[1:])
-        fault.add_note(f"raised in the worker of agent {self.agent.name!r}:\n{where}")
-        raise fault
-
-
-def _sample_remotely(agent: RemoteAgent, prompts: Sequence[Sequence[int]], **settings: Any) -> list:
-    return agent.submit(_sample, prompts, **settings).result()
-
-
-def _sample(agent: Agent, prompts: Sequence[Sequence[int]], **settings: Any) -> list:
-    with agent.on_device("engine"):
-        return agent.engine.sample(agent, prompts, **settings)
-
-
-@torch.no_grad()
-def _logprobs(agent: Agent, prompts, responses, *, temperature: float) -> tuple[torch.Tensor, ...]:
-    with agent.on_device("weights"):
-        return tuple(tensor.cpu() for tensor in agent.logprobs(prompts, responses, temperature=temperature))
+        if error is not None:
+            fault, where = error
+            fault.add_note(f"raised in the worker of agent {self.agent.name!r}:\n{where}")
+            raise fault
+        return value
 
 
 def check_visible(agent: BaseAgent, folder: Path) -> None:

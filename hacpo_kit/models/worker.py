@@ -11,8 +11,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -27,15 +27,6 @@ FACTS = (
 )  # fmt: skip
 
 
-class Reply(NamedTuple):
-    """The result of a request."""
-
-    value: Any
-    error: tuple[Exception, str] | None  # with its traceback as text
-    warnings: list[tuple[str, type[Warning], str, int]]  # message, category, file, line
-    counters: Mapping[str, int]  # of the agent, after the request
-
-
 class Worker:
     """Handles requests one after the other; requests and replies are bytes."""
 
@@ -44,14 +35,12 @@ class Worker:
     def begin(self, threads: int) -> None:
         """Prepare a process that belongs to this worker alone."""
         torch.set_num_threads(threads)
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # the leading process ends after its step and then ends its workers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C the leading process ends its workers itself
 
     def load(self, request: bytes) -> bytes:
         """Load the agent with the request's function, and reply with its `FACTS`."""
 
-        def load(function: Callable, args: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+        def load(function: Callable, *args: Any, **settings: Any) -> dict[str, Any]:
             self.agent = function(*args, **settings)
             return {name: getattr(self.agent, name) for name in FACTS}
 
@@ -59,21 +48,22 @@ class Worker:
 
     def call(self, request: bytes) -> bytes:
         """Run the request's function on the agent, and reply with its result."""
-        return self._reply(request, lambda function, args, settings: function(self.agent, *args, **settings))
+        return self._reply(request, lambda function, *args, **settings: function(self.agent, *args, **settings))
 
     def _reply(self, request: bytes, run: Callable) -> bytes:
+        """Return value, error, warnings and the agent's counters after a request."""
         value, error, pools = None, None, []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")  # the leading process filters them
             try:
                 function, args, settings = unpack(request)
-                pools = [argument for argument in args if isinstance(argument, Pool)]
-                value = run(function, args, settings)
+                pools = pools_in(args)
+                value = run(function, *args, **settings)
             except Exception as fault:
-                error = (_picklable(fault), traceback.format_exc())
+                error = _picklable(fault), traceback.format_exc()
         counters = {name: getattr(self.agent, name, 0) for name in COUNTERS}
         messages = [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
-        return pack(Reply(value, error, messages, counters), pools)
+        return pack((value, error, messages, counters), pools)
 
 
 def _picklable(fault: Exception) -> Exception:
@@ -81,6 +71,11 @@ def _picklable(fault: Exception) -> Exception:
         return pickle.loads(pickle.dumps(fault))
     except Exception:
         return RuntimeError(f"{type(fault).__name__}: {fault}")
+
+
+def pools_in(args: Sequence[Any]) -> list[Pool]:
+    """Return the pools among the arguments of a request; its reply refers to them by position."""
+    return [argument for argument in args if isinstance(argument, Pool)]
 
 
 def pack(content: Any, pools: Sequence[Pool] = ()) -> bytes:

@@ -69,7 +69,7 @@ def test_a_worker_that_dies_at_work_is_replaced(agents, calm, tmp_path, problems
 
 
 def test_a_killed_worker_without_a_run_folder_is_an_error_that_names_it(agents, problems):
-    ray.kill(agents[0]._link.actor)
+    ray.kill(agents[0].link.actor)
     with pytest.raises(WorkerLost, match=r"worker of agent 'qwen3-sums' has ended \(ActorDied.*train with out="):
         hk.train(agents, problems, CONFIG, 1, progress="off")
     restart_workers(agents, lost_only=True)
@@ -80,7 +80,7 @@ def test_errors_and_warnings_arrive_as_they_are(agents, problems):
     def breaks(agent):
         raise FloatingPointError("no luck")
 
-    with pytest.raises(FloatingPointError, match="agent 'qwen3-sums': no luck"):
+    with pytest.raises(FloatingPointError, match="no luck"):
         run_on_each(agents, breaks)
     with pytest.warns(UserWarning, match="agent 'llama-differences' were cut at 1 tokens"):
         hk.rollout(agents, problems[:2], n=2, max_new_tokens=1, progress=False)

@@ -226,42 +226,42 @@ def test_training_with_vllm_learns_and_a_resumed_run_ends_the_same(tmp_path, pai
         assert all(torch.equal(value, end[name]) for name, value in agent.model.state_dict().items())
 
 
-def test_an_engine_that_dies_is_started_again_with_the_present_weights(pair, test_problems):
+def test_vllm_sample_after_a_failure_starts_again_with_the_current_weights(pair, test_problems, monkeypatch):
     agent, other = pair
     check_greedy(other, test_problems[:4])
     check_greedy(agent, test_problems[:4])
     disturb(agent)
-    agent.engine._llm.llm_engine.step = failing = lambda: 1 / 0
-    with pytest.warns(
-        UserWarning, match=r"engine of agent 'qwen3-sums' failed and is started again .*ZeroDivisionError"
-    ):
-        check_greedy(agent, test_problems)
-    assert agent.engine._llm.llm_engine.step is not failing
-    check_greedy(other, test_problems[:4])  # closed with the dead one, and started again
+    LLM, *_ = module._vllm()
+    with monkeypatch.context() as patched:
+        patched.setattr(LLM, "generate", lambda *_, **__: 1 / 0)
+        with pytest.raises(RuntimeError, match=r"engine of agent 'qwen3-sums' failed \(ZeroDivisionError"):
+            check_greedy(agent, test_problems[:4])
+    check_greedy(agent, test_problems)
+    check_greedy(other, test_problems[:4])  # was closed with the failed engine
 
 
-def test_an_engine_that_dies_twice_says_why_and_the_run_goes_on(pair, tmp_path, monkeypatch):
+def test_train_ends_with_a_failed_vllm_engine_and_the_run_resumes(pair, tmp_path, monkeypatch):
     agent = pair[1]
     settings = dict(out=tmp_path / "run", eval_every=9, save_every=1, progress="off")
     problems = hk.load_problems("arithmetic", split="train", size=20)
     hk.train(agent, problems, CONFIG, 1, **settings)
     LLM, *_ = module._vllm()
 
-    def dying(*_, **__):
-        raise MemoryError("no room for 4096 blocks")
+    def out_of_memory(*_, **__):
+        raise MemoryError("4096 blocks do not fit")
 
-    said = r"'llama-differences' failed twice in a row \(MemoryError: no room.*max_num_seqs"
     with monkeypatch.context() as patched:
-        patched.setattr(LLM, "generate", dying)
-        with pytest.warns(UserWarning, match="started again"), pytest.raises(RuntimeError, match=said):
+        patched.setattr(LLM, "generate", out_of_memory)
+        message = r"'llama-differences' failed \(MemoryError: 4096 blocks.*max_num_seqs"
+        with pytest.raises(RuntimeError, match=message):
             hk.train(agent, problems, CONFIG, 2, **settings)
     run = hk.resume(tmp_path / "run", steps=2, progress="off")
     assert run.state.step == 2 and isinstance(run.agents[0].engine, module.VLLM)
 
 
-def test_an_engine_that_cannot_start_says_why(test_problems):
+def test_vllm_sample_names_the_cause_if_the_engine_cannot_start(test_problems):
     agent = hk.load_agent("qwen3-sums", device="cpu", engine="vllm", engine_options={"kv_cache_memory_bytes": 2**50})
-    with pytest.raises(RuntimeError, match=r"engine of agent 'qwen3-sums' cannot start .*kv cache"):
+    with pytest.raises(RuntimeError, match=r"engine of agent 'qwen3-sums' failed .*kv cache"):
         check_greedy(agent, test_problems[:2])
     agent = hk.load_agent("qwen3-sums", device="cpu", engine="vllm", engine_options={"max_model_len": 20})
     with pytest.raises(ValueError, match=r"exceed the 20 positions of its engine; raise max_model_len"):

@@ -8,7 +8,7 @@ Properties of vLLM that this module handles:
 - engines of one process share state that ends with the first engine: they close together and start when needed;
 - vLLM changes the process's random generators and `torch.set_num_threads`, which are restored;
 - the sleep mode needs a GPU and works for one engine per process;
-- in a process with several GPUs it uses the first.
+- it uses the first visible GPU of the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
-import itertools
 import os
 import random
 import tempfile
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 # settings by vLLM's own names; all others are set below or follow from the agent
 OPTIONS = {
     "gpu_memory_utilization": "share of the GPU's memory for weights and cache together (0.3)",
-    "kv_cache_memory_bytes": "size of the cache alone, in place of a share (on a CPU: what max_num_seqs need, at most 1 GiB)",
+    "kv_cache_memory_bytes": "size of the cache alone, in place of a share (on a CPU: 1 GiB)",
     "max_model_len": "longest prompt and answer together, in tokens (the model's own)",
     "max_num_seqs": "responses sampled at once; others wait (256)",
     "max_num_batched_tokens": "tokens computed at once (vLLM's choice)",
@@ -51,17 +50,15 @@ OPTIONS = {
     "enable_sleep_mode": "free its memory while others work (with offload=True on a GPU, for one engine per process)",
 }
 TEMPERATURES = (0.01, 2.0)  # vLLM silently raises lower values and refuses higher ones
-GIB = 2**30
+CPU_CACHE = 2**30  # bytes; vLLM's default is a share of the main memory
 
-_running: dict[int, Any] = {}  # key of a VLLM → vLLM's engine
-_unused: set[int] = set()  # keys of deleted VLLM objects
-_keys = itertools.count()
+_started: list[tuple[weakref.ref[VLLM], Any]] = []  # every running engine of vLLM, and the object that started it
 
 
 class VLLM:
     """An engine for one agent, as `load_agent(…, engine="vllm", engine_options={…})` makes it; `OPTIONS` lists the options.
 
-    It starts at the first call of `sample`. After a failure it is started once more with the agent's current weights.
+    It starts at the first call of `sample`.
     Raises ModuleNotFoundError without vLLM, ValueError for an option that is not in `OPTIONS`.
     """
 
@@ -78,11 +75,9 @@ class VLLM:
                 "(in an environment of its own: it brings its own PyTorch)"
             )
         self.options = options
-        self._key = next(_keys)
-        self._version: int | None = None  # of the weights in the engine
-        self._asleep = self._can_sleep = False
-        self._served: weakref.ref | None = None  # the agent whose engine this is
-        weakref.finalize(self, _unused.add, self._key)
+        self._llm: Any = None
+        self._copied: tuple[weakref.ref, int] | None = None  # agent and version of the weights in the engine
+        self._asleep = False
 
     def __repr__(self) -> str:
         state = "asleep" if self._asleep else "running" if self._llm is not None else "not started"
@@ -91,11 +86,7 @@ class VLLM:
     def __deepcopy__(self, memo: dict) -> VLLM:
         return VLLM(**deepcopy(self.options, memo))  # a copied agent gets its own engine, started when needed
 
-    @property
-    def _llm(self) -> Any:
-        return _running.get(self._key)
-
-    # ── interface ──────────────────────────────────────────────────────────────────────────────────────
+    # ── interface ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sample(
         self, agent: Policy, prompts: Sequence[Sequence[int]], *, temperature: float, max_new_tokens: int, seed: int
@@ -103,74 +94,53 @@ class VLLM:
         """Return one answer per prompt with the engine's log-probabilities at this temperature; T = 0 is greedy.
 
         Raises ValueError for values that vLLM would change or cut silently, and RuntimeError, with cause and remedy, if it
-        cannot start or fails twice in a row.
+        fails. After a failure the next call starts it again.
         """
         self._check(agent, prompts, temperature, max_new_tokens)
-        for last_try in (False, True):
-            was_running = self._llm is not None
-            try:
-                with _restored_state():
-                    self._make_ready(agent)
-                    return self._generate(agent, prompts, temperature, max_new_tokens, seed)
-            except Exception as error:
-                cause = f"{type(error).__name__}: {error}"
-                started = self._llm is not None
-                self.close()  # open requests would return with the next answers
-                if last_try or not (was_running or started):
-                    how = "failed twice in a row" if last_try else "cannot start"
-                    raise RuntimeError(
-                        f"the vLLM engine of agent {agent.name!r} {how} ({cause}). The agent and a run's last checkpoint are "
-                        "unchanged: load the agent with other engine_options, such as a smaller gpu_memory_utilization, "
-                        "max_num_seqs or max_model_len, or with engine='transformers'; a run resumes with hk.resume(folder, "
-                        "loading={'engine': 'transformers', 'engine_options': None})"
-                    ) from error
-                warnings.warn(
-                    f"the vLLM engine of agent {agent.name!r} failed and is started again with the agent's current weights "
-                    f"({cause})",
-                    stacklevel=2,
-                )
-            except BaseException:  # Ctrl-C while it samples
-                self.close()
+        try:
+            with _restored_state():
+                self._make_ready(agent)
+                return self._generate(agent, prompts, temperature, max_new_tokens, seed)
+        except BaseException as error:
+            self.close()  # open requests would return with the next answers
+            if not isinstance(error, Exception):  # Ctrl-C
                 raise
-        raise AssertionError("unreachable")
+            raise RuntimeError(
+                f"the vLLM engine of agent {agent.name!r} failed ({type(error).__name__}: {error}). The agent and a run's last "
+                "checkpoint are unchanged: repeat the call, or load the agent with other engine_options, such as a smaller "
+                "gpu_memory_utilization, max_num_seqs or max_model_len, or with engine='transformers'; a run resumes with "
+                "hk.resume(folder, loading={'engine': 'transformers', 'engine_options': None})"
+            ) from error
 
     def synchronise(self, agent: Policy) -> None:
         """Copy the agent's weights into the running engine; `sample` does this whenever they have changed."""
-        self._version = None  # until the copy is complete
+        self._copied = None  # until the copy is complete
         # state_dict has tied embeddings under both names; without lm_head.weight vLLM would silently keep the old one
         state = merged_model(agent.model).state_dict()
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not reset its prefix cache, which belongs to the old weights")
-        self._version = agent.weights_version
+        self._copied = weakref.ref(agent), agent.weights_version
 
     def sleep(self) -> bool:
         """Free the GPU memory of weights and cache until the next `sample`; return whether it is free.
 
         False on a CPU, where vLLM has no sleep mode, and for all but the first engine of a process.
         """
-        if self._llm is None or self._asleep:
-            return self._asleep
-        if self._can_sleep:
+        if self._llm is not None and self._can_sleep and not self._asleep:
             with _restored_state():
                 self._llm.sleep(level=2)  # discards the weights, which are copied after an update anyway
-            self._asleep, self._version = True, None
+            self._asleep, self._copied = True, None
         return self._asleep
 
     def close(self) -> None:
         """End the engine and free its memory; the next `sample` starts it again. All engines of the process close with it."""
         if self._llm is not None:
-            _close_all()
-        self._version, self._asleep = None, False
+            close_all()
 
-    # ── implementation ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── implementation ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _check(self, agent: Policy, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int) -> None:
-        served = self._served() if self._served is not None else agent
-        if served is not agent:
-            name = "another agent, which was deleted" if served is None else f"agent {served.name!r}"
-            raise ValueError(f"this engine has the weights of {name}; agent {agent.name!r} needs one of its own")
-        self._served = weakref.ref(agent)
         if agent.device.type == "cuda" and agent.device.index:
             raise ValueError(
                 f"agent {agent.name!r} is on {agent.device}, but vLLM in this process uses the first visible GPU; give each "
@@ -191,40 +161,36 @@ class VLLM:
     def _make_ready(self, agent: Policy) -> None:
         """Start or wake the engine, and copy the agent's weights if they have changed."""
         if self._llm is None:
-            self._version, self._asleep = None, False  # closed together with another engine
             self._start(agent)
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
-        if self._version != agent.weights_version:
+        if self._copied != (weakref.ref(agent), agent.weights_version):
             self.synchronise(agent)
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
 
     def _start(self, agent: Policy) -> None:
-        if _unused & set(_running):
-            _close_all()
+        if any(owner() is None for owner, _ in _started):  # the engine of a deleted agent
+            close_all()
         LLM, _, platform = _vllm()
         needed = agent.offload is not None and platform.is_sleep_mode_available()
-        self._can_sleep = self.options.get("enable_sleep_mode", needed and not _running)
+        self._can_sleep = self.options.get("enable_sleep_mode", needed and not _started)
         settings = {
             "dtype": str(agent.model.dtype).removeprefix("torch."),
             "max_model_len": agent.max_length,
             "max_num_seqs": 256,
             "enable_prefix_caching": True,
-            **({"enforce_eager": True} if platform.is_cpu() else {}),
+            **({"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE} if platform.is_cpu() else {}),
             **self.options,
             "enable_sleep_mode": self._can_sleep,
         }
-        if platform.is_cpu():  # a share would be one of the main memory
-            wanted = settings["max_num_seqs"] * settings["max_model_len"] * _cache_bytes(agent)
-            settings.setdefault("kv_cache_memory_bytes", min(GIB, wanted))
-        elif "kv_cache_memory_bytes" not in settings:
+        if "kv_cache_memory_bytes" not in settings:
             settings.setdefault("gpu_memory_utilization", 0.3)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, about PyTorch
             _plain_config(agent).save_pretrained(folder)
-            _running[self._key] = LLM(
+            self._llm = LLM(
                 folder,
                 **settings,
                 load_format="dummy",  # the weights come from the agent
@@ -234,47 +200,33 @@ class VLLM:
                 disable_log_stats=True,
                 seed=0,
             )
+        _started.append((weakref.ref(self), self._llm))
 
     def _generate(
         self, agent: Policy, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int, seed: int
     ) -> list[Answer]:
         _, SamplingParams, platform = _vllm()
-        ends = agent.end_ids
-        how = dict(
-            n=1,
+        settings = dict(  # vLLM's defaults for the others sample from the full distribution
             temperature=temperature,
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
-            repetition_penalty=1.0,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
             max_tokens=max_new_tokens,
-            min_tokens=0,
-            stop_token_ids=sorted(ends),
+            stop_token_ids=sorted(agent.end_ids),
             ignore_eos=True,  # only the agent's end tokens end a response, which includes them
             logprobs=0,  # of the sampled token only
             detokenize=False,
-            skip_special_tokens=False,
         )
-        params = [SamplingParams(**how, seed=derive_seed("vllm", seed, row)) for row in range(len(prompts))]
+        params = [SamplingParams(**settings, seed=derive_seed("vllm", seed, row)) for row in range(len(prompts))]
         # on a CPU, compiling one small function takes half a minute
         with torch.compiler.set_stance("force_eager") if platform.is_cpu() else contextlib.nullcontext():
             results = self._llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
-        answers = [_answer(result.outputs[0], ends) for result in results]
-        if len(answers) != len(prompts):
-            raise RuntimeError(f"vLLM returned {len(answers)} answers to {len(prompts)} prompts")
-        return answers
+        return [_answer(result.outputs[0], agent.end_ids) for result in results]
 
 
-def _answer(output: Any, ends: set[int]) -> Answer:
+def _answer(output: Any, end_ids: set[int]) -> Answer:
     ids = tuple(output.token_ids)
     if output.finish_reason not in ("stop", "length") or not ids:
         raise RuntimeError(f"vLLM ended an answer with {output.finish_reason!r} after {len(ids)} tokens")
     logps = np.array([step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)], np.float32)
-    if not np.isfinite(logps).all():
-        raise FloatingPointError("log-probabilities of vLLM's answers are not finite")
-    return Answer(ids, ids[-1] in ends, logps)
+    return Answer(ids, ids[-1] in end_ids, logps)
 
 
 def _plain_config(agent: Policy) -> Any:
@@ -283,15 +235,6 @@ def _plain_config(agent: Policy) -> Any:
     config = deepcopy(model.config)
     config.architectures = [type(model).__name__]  # missing for a model created in memory
     return config
-
-
-def _cache_bytes(agent: Policy) -> int:
-    """Return the bytes of one token in the cache: keys and values of every layer, in the agent's precision."""
-    config = agent.model.config.get_text_config()
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    heads = getattr(config, "num_key_value_heads", None) or heads
-    return 2 * config.num_hidden_layers * heads * width * agent.model.dtype.itemsize
 
 
 def _vllm() -> tuple[Any, Any, Any]:
@@ -320,13 +263,14 @@ def _restored_state() -> Iterator[None]:
         torch.set_num_threads = set_threads
 
 
-def _close_all() -> None:
+def close_all() -> None:
     """End every engine of this process; closing only one would break the others."""
-    engines = [_running.pop(key) for key in list(_running)]
-    _unused.clear()
-    while engines:
+    while _started:
+        owner, llm = _started.pop()
+        if (engine := owner()) is not None:
+            engine._llm, engine._copied, engine._asleep = None, None, False
         with contextlib.suppress(Exception):  # it may have ended already
-            engines.pop().llm_engine.engine_core.shutdown()
+            llm.llm_engine.engine_core.shutdown()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
