@@ -78,12 +78,6 @@ class Experience:
         """Names of the learners."""
         return self.frame["learner"].unique().tolist()
 
-    @property
-    def learner_mean_logp(self) -> pd.Series:
-        """Mean log-probability of each row's rollout under its learner in its update (nats per token)."""
-        # mean_t log π_k(y_t) = log s + mean_t log π_j,old(y_t), eq. 11
-        return np.log(self.frame["ratio"]) + self.frame["source_mean_logp"]
-
     def of_learner(self, learner: str) -> pd.DataFrame:
         """Return the rows of one learner, numbered from 0; raises ValueError for another name."""
         rows = self.frame[self.frame["learner"] == learner]
@@ -118,16 +112,15 @@ class Experience:
         """
         import pandas as pd
 
-        agents = as_list(agents)
-        known = {stats.learner: stats} if isinstance(stats, StepStats) else dict(stats or {})
-        if known and (missing := [a.name for a in agents if a.name not in known]):
-            raise ValueError(f"no stats of {', '.join(map(repr, missing))}; stats has {', '.join(known)}")
-        frames = []
-        for agent in agents:
-            stats = known[agent.name] if known else planned(pool, agent, capability, config)
-            frames.append(_rows(pool, agent, config, stats))
+        agents, trained = as_list(agents), stats is not None
+        if isinstance(stats, StepStats):
+            stats = {stats.learner: stats}
+        if trained and (missing := [agent.name for agent in agents if agent.name not in stats]):
+            raise ValueError(f"no stats of {', '.join(map(repr, missing))}; stats has {', '.join(stats)}")
+        each = [stats[a.name] if trained else planned(pool, a, capability, config) for a in agents]
+        frames = [_rows(pool, agent, config, of_agent) for agent, of_agent in zip(agents, each, strict=True)]
         config = config.replace(window=capability.window)
-        return cls(pd.concat(frames, ignore_index=True), capability, config, step, trained=bool(known))
+        return cls(pd.concat(frames, ignore_index=True), capability, config, step, trained)
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -225,22 +218,21 @@ def _rows(pool: Pool, agent: Agent, config: Config, stats: StepStats) -> pd.Data
     """Return one learner's part of the table."""
     if agent.name not in pool.agents:
         raise ValueError(f"agent {agent.name!r} has no rollouts in this pool, which is of {', '.join(pool.agents)}")
-    shared = shared_rollouts(pool, agent.name, config)
-    rollouts = [pool.rollouts[i] for i in shared]
-    own = [r.source == agent.name for r in rollouts]
     used = stats.to_frame().set_index("index").rename(columns={"updates_made": "minibatch"})
     # a rollout that was excluded has no row in `used`
-    frame = pool.to_frame().iloc[shared].join(used[["minibatch", "ratio", "clipped", "advantage", "weight", "lower"]])
-    excluded = frame["minibatch"].isna().tolist()
-    reasons = iter(_reasons(pool, agent, config, [r for r, out in zip(rollouts, excluded, strict=True) if out]))
+    columns = ["minibatch", "ratio", "clipped", "advantage", "weight", "lower"]
+    frame = pool.to_frame().iloc[shared_rollouts(pool, agent.name, config)].join(used[columns])
+    rollouts = [pool.rollouts[i] for i in frame.index]
     frame = frame.assign(
         learner=agent.name,
-        own=own,
+        own=frame["source"] == agent.name,
         prompt=[pool.problem(r.problem).prompt_text for r in rollouts],
-        source_mean_logp=[r.mean_logp(config.count_eos or is_own) for r, is_own in zip(rollouts, own, strict=True)],
+        source_mean_logp=[r.mean_logp(config.count_eos or r.source == agent.name) for r in rollouts],
         clipped=frame["clipped"].eq(True),
-        excluded=[next(reasons) if out else "" for out in excluded],
+        excluded="",
     )
+    excluded = frame["minibatch"].isna()
+    frame.loc[excluded, "excluded"] = _reasons(pool, agent, config, [pool.rollouts[i] for i in frame.index[excluded]])
     types = {"sample": "int32", "reward": "float64", "minibatch": "Int32", "source_mean_logp": "float32"}
     return frame[list(COLUMNS)].astype(types).reset_index(drop=True)
 

@@ -34,14 +34,8 @@ class State:
 
     def after(self, capability: Capability, pool: Pool, seconds: float) -> State:
         """Return the state one step later, `seconds` of run time after the start of the run."""
-        return State(
-            step=self.step + 1,
-            capability=capability,
-            position=self.position + len(pool.problems),
-            rollouts=self.rollouts + len(pool),
-            tokens=self.tokens + pool.tokens,
-            seconds=seconds,
-        )
+        position = self.position + len(pool.problems)
+        return State(self.step + 1, capability, position, self.rollouts + len(pool), self.tokens + pool.tokens, seconds)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

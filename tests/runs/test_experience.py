@@ -57,8 +57,6 @@ def test_the_record_holds_what_update_saw(runs):
             rollout = texts[row.source, row.problem, row.sample]
             assert (row.text, row.reward, row.status) == (rollout.text, rollout.reward, rollout.status)
             assert row.source_mean_logp == pytest.approx(rollout.mean_logp(), rel=1e-6)
-    learner_side = experience.learner_mean_logp - experience.frame["source_mean_logp"]
-    np.testing.assert_allclose(learner_side, np.log(experience.frame["ratio"]), atol=1e-6)
     assert experience.capability == run.capability  # the window, and every step's mean reward
     assert dict(experience.capability) == {
         name: run.history[-1]["agents"][name]["capability"] for name in experience.learners
