@@ -12,7 +12,7 @@ from typing import Any
 from hacpo_kit.common.files import check_name, locked, write_json
 from hacpo_kit.config import coerce, did_you_mean
 from hacpo_kit.experiments.pages import write_html
-from hacpo_kit.experiments.parameters import Experiment
+from hacpo_kit.experiments.parameters import Experiment, from_json, plain_value
 from hacpo_kit.experiments.paths import find_notebook
 
 # a kernel chooses its ports before it binds them, so two kernels that start at once can choose the same ones
@@ -72,7 +72,8 @@ def run_notebook(
                 f"notebook {name} did not end within {time_limit:g} s and was ended; {executed} has its output. A longer "
                 "time limit resumes from the last checkpoint"
             ) from None
-        content = json.loads(executed.read_text(encoding="utf-8"))
+        # JSON has no infinity and no NaN, which parameters may have: they become "inf" and "nan"
+        content = json.loads(executed.read_text(encoding="utf-8"), parse_constant=lambda name: str(float(name)))
         # papermill records absolute paths, which do not belong in a notebook that is passed on
         content["metadata"]["papermill"] |= {"input_path": source.name, "output_path": executed.name}
         write_json(executed, content)
@@ -114,7 +115,16 @@ def checked_values(notebook: Path, parameters: Mapping[str, Any]) -> dict[str, A
         if name not in known:
             near = did_you_mean(name, known)
             raise ValueError(f"{notebook.name} has no parameter {name!r}{near}; it has {', '.join(known)}")
-    return {k: v if known[k] is None else coerce(k, v, type(known[k])) for k, v in parameters.items()}
+    return {name: _converted(name, value, known[name]) for name, value in parameters.items()}
+
+
+def _converted(name: str, value: Any, default: Any) -> Any:
+    """Return the value of a parameter in the type of its default."""
+    value = plain_value(name, value)
+    takes_lists = name == "agents" or default is None or isinstance(default, list | dict)
+    if takes_lists and isinstance(value, str) and value.strip().startswith(("[", "{")):
+        value = from_json(name, value)
+    return value if default is None else coerce(name, value, type(default))
 
 
 def notebook_parameters(notebook: Path) -> dict[str, Any]:
@@ -124,5 +134,10 @@ def notebook_parameters(notebook: Path) -> dict[str, Any]:
     if not tagged:
         raise ValueError(f"{notebook} has no cell tagged 'parameters', so it takes no parameters")
     # papermill.inspect_notebook misses a line whose comment has an equals sign, and takes a second to import
-    statements = ast.parse("".join(tagged[0]["source"])).body
-    return {s.targets[0].id: ast.literal_eval(s.value) for s in statements if isinstance(s, ast.Assign)}
+    defaults: dict[str, Any] = {}
+    for statement in ast.parse("".join(tagged[0]["source"])).body:
+        if isinstance(statement, ast.Assign):
+            target, value = statement.targets[0], ast.literal_eval(statement.value)
+            several = isinstance(target, ast.Tuple)  # a, b = 1, 2
+            defaults |= zip([t.id for t in target.elts], value, strict=True) if several else {target.id: value}
+    return defaults

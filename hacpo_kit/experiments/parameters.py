@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
+import numpy as np
 from pydantic import Field
 
 from hacpo_kit.config import METHODS, Config, coerce, did_you_mean
@@ -48,11 +52,11 @@ class Experiment:
     def from_parameters(cls, values: Mapping[str, Any]) -> Experiment:
         """Return the experiment with these parameters; text such as "true" or "1e-6" is converted, None is the default.
 
-        A setting of `Config` can be given by its name or in `settings`. Raises ValueError for an unknown name, and for a
-        value that the parameter does not take.
+        A setting of `Config` can be given by its name or in `settings`. `agents` and `tests` can be lists. Raises ValueError
+        for an unknown name, and for a value that the parameter does not take.
         """
         values = dict(values)
-        settings = coerce("settings", values.pop("settings", {}), dict)
+        settings = coerce("settings", plain_value("settings", values.pop("settings", {})), dict)
         if twice := [name for name in settings if values.get(name) is not None]:
             raise ValueError(f"{twice[0]} is given twice, by its name and in settings")
         own = get_type_hints(cls, include_extras=True)
@@ -61,6 +65,9 @@ class Experiment:
         for name, value in {**values, **settings}.items():
             if name not in kinds:
                 raise ValueError(f"unknown parameter {name!r}{did_you_mean(name, kinds)}; there are {', '.join(kinds)}")
+            value = plain_value(name, value)
+            if name in ("agents", "tests"):
+                value = _comma_separated(name, value)
             if value is not None and str(value).strip().lower() != "none":
                 checked[name] = coerce(name, value, kinds[name])
         settings = {name: checked.pop(name) for name in list(checked) if name not in own}
@@ -140,13 +147,63 @@ def check_parameters(variables: Mapping[str, Any]) -> Experiment:
 
     Raises ValueError as `Experiment.from_parameters` does; papermill itself does not report a misspelt name.
     """
-    plain = bool | int | float | str | None
-    values = {k: v for k, v in variables.items() if not k.startswith("_") and (isinstance(v, plain) or k == "settings")}
-    if any(isinstance(value, Experiment) for value in variables.values()):
-        # the cell runs again: variables of later cells stand beside the parameters
-        known = {*Experiment.__dataclass_fields__, *Config.model_fields}
-        values = {name: value for name, value in values.items() if name in known}
+    known = {*Experiment.__dataclass_fields__, *Config.model_fields}
+    values = {name: value for name, value in variables.items() if name in known}
+    # if the cell runs again, variables of later cells stand beside the parameters
+    if not any(isinstance(value, Experiment) for value in variables.values()):
+        ignored = ("In", "Out")  # of IPython
+        others = {
+            name: value for name, value in variables.items() if name[0] != "_" and name not in (*ignored, *values)
+        }
+        values |= {name: value for name, value in others.items() if isinstance(value, PARAMETER_TYPES)}
     return Experiment.from_parameters(values)
+
+
+# the types of a variable that could be a parameter; others are modules and functions of the notebook
+PARAMETER_TYPES = (
+    bool, int, float, str, type(None), list, tuple, dict, os.PathLike, datetime.date, np.generic, np.ndarray,
+)  # fmt: skip
+
+
+def plain_value(name: str, value: Any) -> Any:
+    """Return the value of a parameter as JSON types; tuples, paths and numpy's numbers and arrays are converted.
+
+    Raises ValueError for other types, which papermill would replace by a text.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        return plain_value(name, value.tolist())
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple):
+        return [plain_value(name, item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: plain_value(name, item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"{name}={value!r}: a parameter is text, a number, true, false or None, or a list or mapping of these, not "
+        f"{type(value).__name__}"
+    )
+
+
+def from_json(name: str, text: str) -> Any:
+    """Return the list or mapping that a text describes; raises ValueError for text that is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f'{name}={text!r} is not JSON ({error}); quote the items, as in ["a", "b"]') from None
+
+
+def _comma_separated(name: str, value: Any) -> Any:
+    """Return a list of names, which may be JSON, as text with commas; text with commas and None are unchanged."""
+    names = from_json(name, value) if isinstance(value, str) and value.strip().startswith("[") else value
+    if not isinstance(names, list):
+        return names
+    if bad := [item for item in names if not isinstance(item, str) or "," in item]:
+        raise ValueError(
+            f"{name}={value!r}: {bad[0]!r} is not a name; give names, or one text with commas between them"
+        )
+    return ",".join(names)
 
 
 def _split(names: str) -> list[str]:

@@ -1,8 +1,11 @@
 """Parameters of an experiment: conversion, checks, run folder."""
 
+import datetime
 import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hacpo_kit.config import Config
@@ -43,6 +46,16 @@ def test_check_parameters_converts_text():
         ({"settings": {"betta": 1}}, "unknown parameter 'betta'; did you mean 'beta'?"),
         ({"settings": {"beta": 1}, "beta": 2}, "beta is given twice"),
         ({"settings": "beta"}, "settings='beta'"),
+        ({"agnets": ["a", "b"]}, "unknown parameter 'agnets'; did you mean 'agents'?"),
+        ({"agents": [1]}, "agents=[1]"),
+        ({"agents": "[a,b]"}, "quote the items"),
+        ({"agents": '["a,b"]'}, "'a,b' is not a name"),
+        ({"agents": [datetime.date(2026, 1, 2)]}, "agents=datetime.date(2026, 1, 2)"),
+        ({"problems": ("a", "b")}, "problems=['a', 'b']"),
+        ({"steps": datetime.date(2026, 1, 2)}, "steps=datetime.date(2026, 1, 2)"),
+        ({"steps": object}, "steps=<class 'object'>"),
+        ({"steps": np.float32(2.5)}, "steps=2.5"),
+        ({"settings": {1: 2}}, "settings={1: 2}"),
     ],
 )
 def test_check_parameters_names_wrong_values(values, message):
@@ -50,8 +63,18 @@ def test_check_parameters_names_wrong_values(values, message):
         check_parameters(values)
 
 
+def test_check_parameters_converts_lists_paths_and_numbers_of_numpy():
+    values = {"agents": ["a", "b"], "tests": ("sums", "own.jsonl"), "problems": Path("x.jsonl"), "steps": np.int64(3)}
+    values |= {"lr": np.float32(0.5), "settings": {"seed": np.int64(7)}}
+    experiment = check_parameters(values)
+    assert (experiment.agents, experiment.tests, experiment.problems) == ("a,b", "sums,own.jsonl", "x.jsonl")
+    assert experiment.steps == 3 and (experiment.config().lr, experiment.config().seed) == (0.5, 7)
+    assert check_parameters({"agents": '["a", "b"]'}).agents == "a,b"
+    json.dumps(experiment.given)
+
+
 def test_check_parameters_ignores_other_variables_of_a_notebook():
-    variables = {"In": ["x"], "Out": {}, "_i1": "text", "run": object(), "columns": ["a"]}
+    variables = {"In": ["x"], "Out": {}, "_i1": "text", "run": object(), "json": json}
     assert check_parameters(variables) == Experiment()
     first = check_parameters({"steps": 3})
     assert check_parameters({"steps": 4, "k": 5, "experiment": first}) == Experiment(steps=4)  # the cell runs again

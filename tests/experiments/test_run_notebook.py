@@ -1,7 +1,12 @@
 """Notebooks under papermill: parameters, names, failures."""
 
+import datetime
+from pathlib import Path
+
 import nbformat
+import numpy as np
 import papermill
+import psutil
 import pytest
 from papermill.exceptions import PapermillExecutionError
 
@@ -11,10 +16,10 @@ from hacpo_kit.experiments.paths import find_notebook
 
 @pytest.fixture
 def notebook(tmp_path):
-    """notebook(code): the path of a notebook with parameters steps and out, and one cell."""
+    """notebook(code, parameters): the path of a notebook with a cell of parameters, and one cell."""
 
-    def write(code=""):
-        cells = [nbformat.v4.new_code_cell(text) for text in ('steps = 2\nout = ""', code)]
+    def write(code="", parameters='steps = 2\nout = ""'):
+        cells = [nbformat.v4.new_code_cell(text) for text in (parameters, code)]
         cells[0].metadata["tags"] = ["parameters"]
         metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
         nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), tmp_path / "short.ipynb")
@@ -65,6 +70,35 @@ def test_checked_values_are_those_that_differ_from_the_defaults():
     values = checked_values(source, {"steps": "3", "seed": 0, "temperature": "0.8", "alpha": "none", "lr": "2e-4"})
     assert values == {"steps": 3, "lr": 2e-4, "settings": {"temperature": 0.8}}
     assert checked_values(find_notebook("00_quickstart"), {"steps": "3"}) == {"steps": 3}
+
+
+def test_checked_values_are_converted_without_loss_or_refused(notebook):
+    source = notebook(parameters='steps = 2\nshare, items = 0.5, [1]\nfree = None\nagents = "a"')
+    values = {"steps": np.int64(3), "items": (np.float32(0.5), Path("x")), "free": {"a": (1, 2)}, "agents": Path("b")}
+    converted = checked_values(source, values)
+    assert converted == {"steps": 3, "items": [0.5, "x"], "free": {"a": [1, 2]}, "agents": "b"}
+    assert type(converted["steps"]) is int and checked_values(source, {"items": "[2, 3]"}) == {"items": [2, 3]}
+    wrong = [("free", datetime.date(2026, 1, 2)), ("free", {1}), ("free", "[a]"), ("items", "[a,b]"), ("share", [1])]
+    for name, value in [*wrong, ("agents", "[a,b]"), ("agents", ["a", "b"]), ("steps", Path("3.5"))]:
+        with pytest.raises(ValueError, match=f"{name}="):
+            checked_values(source, {name: value})
+
+
+def test_run_notebook_takes_infinity_and_writes_a_page(notebook, tmp_path):
+    source = notebook("print(share)", parameters="share = 0.5")
+    executed, html = run_notebook(source, {"share": "inf"}, name="x", out=tmp_path, progress=False)
+    content = nbformat.read(executed, as_version=4)
+    assert content.cells[-1].outputs[0].text == "inf\n" and html.exists()
+    assert content.metadata.papermill.parameters.share == "inf"
+
+
+def test_run_notebook_ends_after_its_time_limit_with_name_and_output(notebook, tmp_path):
+    source = notebook("import time\nprint('begun', flush=True)\ntime.sleep(100)")
+    with pytest.raises(TimeoutError, match=r"notebook hangs did not end within 3 s.*hangs\.ipynb"):
+        run_notebook(source, {}, name="hangs", out=tmp_path, progress=False, time_limit=3)
+    assert "begun" in (tmp_path / "hangs.ipynb").read_text() and "begun" in (tmp_path / "hangs.html").read_text()
+    kernels = [p for p in psutil.Process().children() if "ipykernel_launcher" in p.cmdline()]
+    assert not kernels
 
 
 def test_checked_values_need_a_parameters_cell(tmp_path):
