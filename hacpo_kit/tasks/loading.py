@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -37,7 +38,8 @@ def load_problems(
     Named sets are the generated ones (`ARITHMETIC_SETS`) and the paper's seven benchmarks (`BENCHMARKS`, from the hub);
     benchmark="gsm8k" reads a file or a table with the columns of that benchmark.
 
-    prompt, gold and id name columns (default "prompt", "gold", and "id" if it exists); other columns become `meta`.
+    prompt, gold and id name columns (default "prompt", "gold", and "id" if it exists), or fields inside a column, such as
+    "reward_model.ground_truth"; other columns become `meta`.
     template wraps every prompt (the last user message of a chat); only `{prompt}` is replaced. limit keeps the first rows
     and does not read later ones. size and seed belong to the generated sets, config and revision to the hub.
 
@@ -95,6 +97,7 @@ def _from_columns(rows: Sequence[Row], name: str, label: str, columns: Mapping[s
         refuse("a list of Problem", **columns)
         return [row for _, row in rows]
     existing, remedy = _column_names(rows), 'name columns with prompt="…", gold="…" and id="…"'
+    existing += [field for field in columns.values() if field not in existing and _has_field(rows, field)]
     prompt = _find_column([columns["prompt"] or "prompt"], existing, label, remedy)
     gold = _find_column([columns["gold"] or "gold"], existing, label, remedy)
     id = "id" if "id" in existing and "id" not in (prompt, gold) else None
@@ -104,9 +107,9 @@ def _from_columns(rows: Sequence[Row], name: str, label: str, columns: Mapping[s
     for number, (place, row) in enumerate(rows):
         meta = {str(column): value for column, value in row.items() if column not in (prompt, gold, id)}
         try:
-            key = f"{name}/{number}" if id is None else _as_text(row.get(id), id)
-            answer = "" if _is_missing(row.get(gold)) else _as_text(row[gold], gold)
-            problems.append(Problem(key, row.get(prompt), answer if answer.strip() else "", meta))
+            key = f"{name}/{number}" if id is None else _as_text(_field(row, id), id)
+            answer = "" if _is_missing(_field(row, gold)) else _as_text(_field(row, gold), gold)
+            problems.append(Problem(key, _field(row, prompt), answer if answer.strip() else "", meta))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
     return problems
@@ -134,6 +137,21 @@ def _column_names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(column for _, row in rows for column in row))
 
 
+def _has_field(rows: Sequence[Row], field: str | None) -> bool:
+    """Return whether some row has a field inside a column."""
+    return field is not None and any(_field(row, field) is not None for _, row in rows)
+
+
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column, or of a field inside a column; None if the row does not have it."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def _find_column(candidates: Sequence[str], existing: Sequence[str], label: str, remedy: str) -> str:
     """Return the first candidate that exists."""
     if found := [name for name in candidates if name in existing]:
@@ -156,6 +174,10 @@ def _as_text(value: Any, column: str) -> str:
         return str(int(value))
     if isinstance(value, float | np.floating) and np.isfinite(value):
         return np.format_float_positional(value + 0.0, trim="-")
+    if isinstance(value, Decimal) and value.is_finite():
+        digits = f"{value:f}"  # all of them, without an exponent
+        digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+        return "0" if value.is_zero() else digits
     if isinstance(value, list | tuple | np.ndarray) and len(value) == 1:
         return _as_text(value[0], column)
     raise ValueError(f"{column} must be text or a number, not {value!r}")

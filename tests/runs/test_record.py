@@ -100,6 +100,19 @@ def test_problems_from_memory_are_stored_with_the_run_and_a_resumed_run_loads_th
         hk.resume(tmp_path)
 
 
+def test_infinite_settings_are_stored_as_text_and_read_back_exactly(fresh_agent, tmp_path):
+    config = CONFIG.replace(max_grad_norm=float("inf"), eps_high=float("inf"), n=2)
+    options = {"out": tmp_path, "progress": "off"}
+    hk.train(
+        [fresh_agent("qwen3-sums")], problems("train", 20), config, 1, changes={"eps_low": float("inf")}, **options
+    )
+    assert json.loads((tmp_path / "config.json").read_text())["max_grad_norm"] == "inf"
+    assert read_lines(tmp_path / "changes.jsonl")[0]["new"] == "inf"
+    run = hk.resume(tmp_path, steps=2, progress="off")
+    assert run.config == config.replace(eps_low=float("inf")) and Experience.of_run(tmp_path).config == run.config
+    assert set(hk.read_runs(tmp_path)["max_grad_norm"]) == {float("inf")}
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

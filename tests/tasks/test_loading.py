@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from decimal import Decimal
 
 import datasets
 import huggingface_hub
@@ -57,6 +58,24 @@ def test_load_problems_maps_columns_of_every_file_type(save):
     assert problems[1].meta == {"level": "y"}
     assert load_problems(**json.loads(json.dumps(problems.source))) == problems
     assert ids(load_problems(str(path), prompt="question", gold="answer", limit=1)) == ["set/0"]
+
+
+@pytest.mark.parametrize("kind", ["list", "parquet", "jsonl"])
+def test_load_problems_reads_a_field_inside_a_column(tmp_path, kind):
+    rows = [{"data": {"prompt": f"{i}+1="}, "reward_model": {"ground_truth": i + 1, "style": "rule"}} for i in range(3)]
+    source = rows
+    if kind == "parquet":
+        source = tmp_path / "set.parquet"
+        pd.DataFrame(rows).to_parquet(source)
+    if kind == "jsonl":
+        source = jsonl(tmp_path / "set.jsonl", rows)
+    problems = load_problems(source, prompt="data.prompt", gold="reward_model.ground_truth")
+    assert [(p.prompt, p.gold) for p in problems] == [("0+1=", "1"), ("1+1=", "2"), ("2+1=", "3")]
+    assert problems[0].meta["reward_model"]["style"] == "rule"
+    with pytest.raises(ValueError, match=r"no column 'reward_model\.truth'"):
+        load_problems(source, prompt="data.prompt", gold="reward_model.truth")
+    plain = [{"a.b": "1+1=", "gold": "2"}]
+    assert load_problems(plain, prompt="a.b")[0].prompt == "1+1="
 
 
 def test_load_problems_names_missing_columns_of_every_file_type(save):
@@ -197,6 +216,8 @@ def test_load_problems_refuses_options_of_other_sources(option, tmp_path):
     ("gold", "text"),
     [
         ("27.0", "27.0"), (27, "27"), (27.0, "27"), (-0.0, "0"), (0.5, "0.5"), (-3.25, "-3.25"), (1e-7, "0.0000001"),
+        (Decimal("27.0"), "27"), (Decimal("1E+2"), "100"), (Decimal("-0.50"), "-0.5"), (Decimal("-0.0"), "0"),
+        (Decimal("0.1234567890123456789012345678901"), "0.1234567890123456789012345678901"),
         (10**40 + 1, str(10**40 + 1)), (1e20, "1" + "0" * 20), (np.int64(7), "7"), (np.float32(0.1), "0.1"),
         (["12"], "12"), (np.array(["12"]), "12"), (r"\frac{1}{2}", r"\frac{1}{2}"),
     ],
