@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ PARTS = tuple(f.name for f in fields(Phase) if f.name not in ("agent", "phase"))
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """What each agent needs in each phase, whether it fits, and which settings to change if not."""
+    """What each agent needs in each phase, whether it fits, and which settings make a phase smaller that does not."""
 
     phases: tuple[Phase, ...]
     parameters: Mapping[str, int]  # by agent
@@ -136,11 +136,13 @@ def estimate(
     known = (*META_OPTIONS, "offload", "engine", "engine_options")
     if unknown := sorted(set(loading) - set(known)):
         raise TypeError(f"estimate() has no option {unknown[0]!r}; it takes {', '.join(known)}")
-    plan = Plan(config or Config(), prompt_tokens, device_memory, models, loading)
+    options = {name: loading[name] for name in META_OPTIONS if name in loading}
+    metas = {name: meta_agent(model, **options) for name, model in models.items()}
+    plan = Plan(config or Config(), prompt_tokens, device_memory, metas, loading)
     phases = tuple(plan.phase(name, phase) for name in models for phase in PHASES)
-    advice = tuple(_advice(plan, p) for p in phases if p.total > usable(device_memory))
-    kept = {name: sum(plan.kept(name).values()) for name in models}
-    parameters = {name: parameter_count(plan.meta(name)) for name in models}
+    advice = tuple(plan.advice(p) for p in phases if p.total > usable(device_memory))
+    kept = {name: sum(parts.values()) for name, parts in plan.kept.items()}
+    parameters = {name: parameter_count(meta) for name, meta in metas.items()}
     return Estimate(phases, parameters, kept, plan.offload, device_memory, advice)
 
 
@@ -156,24 +158,18 @@ def _named(agents) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The phases of agents on one device with one config. `memo` keeps meta agents and measurements."""
+    """The phases of agents on one device with one config."""
 
     config: Config
-    prompt: int
-    device_memory: int
-    models: Mapping[str, Any]  # name → transformers config
+    prompt: int  # tokens
+    device_memory: int  # bytes
+    agents: Mapping[str, Agent]  # on the meta device
     loading: Mapping[str, Any]
-    memo: dict = field(default_factory=dict)
 
     @property
     def offload(self) -> bool:
         """Whether agents leave the device while they are not used."""
         return bool(self.loading.get("offload"))
-
-    @property
-    def row(self) -> int:
-        """Tokens of a prompt and its response."""
-        return self.prompt + self.config.max_new_tokens
 
     @property
     def engine(self) -> int:
@@ -182,47 +178,30 @@ class Plan:
             return 0
         return int((self.loading.get("engine_options") or {}).get("gpu_memory_utilization", 0.3) * self.device_memory)
 
-    def meta(self, name: str) -> Agent:
-        """Return the agent on the meta device."""
-        options = {option: self.loading[option] for option in META_OPTIONS if option in self.loading}
-        key = (name, repr(options))
-        if key not in self.memo:
-            self.memo[key] = meta_agent(self.models[name], **options)
-        return self.memo[key]
-
-    def kept(self, name: str) -> dict[str, int]:
-        """Return the bytes that an agent keeps between steps."""
-        agent = self.meta(name)
-        key = (id(agent), "kept", self.config.beta > 0)
-        if key not in self.memo:
-            self.memo[key] = kept_bytes(agent, self.config)
-        return self.memo[key]
+    @cached_property
+    def kept(self) -> dict[str, dict[str, int]]:
+        """The bytes that each agent keeps between steps, by part."""
+        return {name: kept_bytes(agent, self.config) for name, agent in self.agents.items()}
 
     def rows(self, phase: str) -> int:
         """Return the number of rollouts in one pass."""
         config = self.config
-        fitting = max(1, config.microbatch_tokens // self.row)
+        fitting = max(1, config.microbatch_tokens // (self.prompt + config.max_new_tokens))
         rows = {"rollout": config.rollout_batch, "score": fitting, "update": min(fitting, config.minibatch)}[phase]
         return min(rows, config.prompts_per_step * config.rollouts_per_prompt)
 
     def pass_bytes(self, name: str, phase: str) -> dict[str, int]:
         """Return the bytes that a pass needs besides what the agent keeps."""
-        agent, config = self.meta(name), self.config
-        sizes = (self.rows(phase), self.prompt, config.max_new_tokens)
-        key = (id(agent), phase, sizes, config.rollouts_per_prompt)
-        if key not in self.memo:
-            if phase == "rollout":
-                cache, work = sampling_bytes(agent, *sizes, -(-sizes[0] // config.rollouts_per_prompt))
-                self.memo[key] = {"cache": cache, "work": work}
-            else:
-                measure = scoring_bytes if phase == "score" else update_bytes
-                self.memo[key] = {"work": measure(agent, *sizes, config)}
-        return self.memo[key]
+        agent, sizes = self.agents[name], (self.rows(phase), self.prompt, self.config.max_new_tokens)
+        if phase == "rollout":
+            cache, work = sampling_bytes(agent, *sizes, -(-sizes[0] // self.config.rollouts_per_prompt))
+            return {"cache": cache, "work": work}
+        return {"work": (scoring_bytes if phase == "score" else update_bytes)(agent, *sizes, self.config)}
 
     def phase(self, name: str, phase: str) -> Phase:
         """Estimate one agent in one phase; without offload all agents keep everything on the device."""
-        kept = self.kept(name)
-        others = sum(sum(self.kept(n).values()) + self.engine for n in self.models if n != name)
+        kept = self.kept[name]
+        others = sum(sum(self.kept[n].values()) + self.engine for n in self.agents if n != name)
         if phase == "load" or (self.offload and phase != "update"):
             kept = {"weights": kept["weights"]}
         if phase == "rollout" and self.engine:
@@ -234,43 +213,21 @@ class Plan:
                 needed = {**needed, "cache": self.engine}
         return Phase(name, phase, **kept, **needed, others=0 if self.offload else others)
 
-    def changed(self, changes: Mapping[str, Any]) -> Plan:
-        """Return the plan with other settings of the config or other options of loading."""
-        settings = {name: value for name, value in changes.items() if name in Config.model_fields}
-        loading = {name: value for name, value in changes.items() if name not in settings}
-        return replace(self, config=self.config.replace(**settings), loading={**self.loading, **loading})
-
-
-def _advice(plan: Plan, phase: Phase) -> str:
-    """Return the changes with which a phase fits, those with the smallest cost first."""
-    budget, changes = usable(plan.device_memory), {}
-    needs = f"{phase.phase} of {phase.agent!r} needs {format_bytes(phase.total)} of {format_bytes(budget)}"
-    for change in _remedies(plan, phase.phase):
-        changes |= change
-        reduced = plan.changed(changes).phase(phase.agent, phase.phase).total
-        if reduced <= budget:
-            text = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-            return f"{needs}: set {text}, and it needs {format_bytes(reduced)}"
-    return f"{needs}: use a smaller model, a smaller max_new_tokens, or a larger device"
-
-
-def _remedies(plan: Plan, phase: str) -> Iterator[dict[str, Any]]:
-    """Yield settings and loading options that make a phase smaller."""
-    if len(plan.models) > 1 and not plan.offload:
-        yield {"offload": True}
-    if str(plan.loading.get("dtype", "float32")).removeprefix("torch.") in ("float32", "float64"):
-        yield {"dtype": "bfloat16"}
-    if phase == "load":
-        return
-    if phase == "update" and not plan.loading.get("gradient_checkpointing"):
-        yield {"gradient_checkpointing": True}
-    name, width = ("rollout_batch", 1) if phase == "rollout" else ("microbatch_tokens", plan.row)
-    rows = plan.rows(phase)
-    while rows > 1:
-        rows //= 2
-        yield {name: rows * width}
-    if phase == "update" and not plan.loading.get("lora") and importlib.util.find_spec("peft") is not None:
-        yield {"lora": True}
+    def advice(self, phase: Phase) -> str:
+        """Return the settings that make a phase smaller, those with the smallest cost first."""
+        loading, config = self.loading, self.config
+        half = str(loading.get("dtype", "float32")).removeprefix("torch.") in ("bfloat16", "float16")
+        smaller = {
+            "offload=True": len(self.agents) > 1 and not self.offload,
+            "dtype='bfloat16'": not half,
+            f"rollout_batch below {config.rollout_batch}": phase.phase == "rollout",
+            f"microbatch_tokens below {config.microbatch_tokens}": phase.phase in ("score", "update"),
+            "gradient_checkpointing=True": phase.phase == "update" and not loading.get("gradient_checkpointing"),
+            "lora=True": phase.phase == "update" and not loading.get("lora"),
+        }
+        names = [name for name, helps in smaller.items() if helps] or ["a smaller model or a larger device"]
+        sizes = f"{format_bytes(phase.total)} of {format_bytes(usable(self.device_memory))}"
+        return f"{phase.phase} of {phase.agent!r} needs {sizes}; use {', '.join(names)}"
 
 
 def check_fits(where: str, dtype: torch.dtype, device: str | torch.device, **options: Any) -> None:
