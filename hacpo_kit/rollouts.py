@@ -19,8 +19,7 @@ from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent, as_list, run_on_each
 from hacpo_kit.models.engines import transformers as transformers_engine
 from hacpo_kit.models.engines.base import Answer
-from hacpo_kit.models.faults import check_logps
-from hacpo_kit.models.oom import memory_advice, pass_memory_advice
+from hacpo_kit.models.faults import check_logps, memory_advice, pass_memory_advice
 from hacpo_kit.models.passes import microbatches
 from hacpo_kit.records import Pool, Rollout, engine_gap
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent
-from hacpo_kit.models.faults import not_finite
-from hacpo_kit.models.oom import memory_advice, pass_memory_advice
+from hacpo_kit.models.faults import memory_advice, not_finite, pass_memory_advice
 from hacpo_kit.models.passes import microbatches
 from hacpo_kit.objective import grpo_loss, hacpo_loss, kl_to_reference, lower_bound, token_mean
 from hacpo_kit.records import Batch, MiniBatch, StepStats

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import did_you_mean
 from hacpo_kit.models.agents import Agent
 from hacpo_kit.models.base import BaseAgent, check_tokenizer
 from hacpo_kit.models.engines.base import ENGINES
-from hacpo_kit.models.lora import add_adapter, check_extra
+from hacpo_kit.models.lora import add_adapter
 from hacpo_kit.models.memory import check_fits
 from hacpo_kit.models.sources import (
     built_in_sets,
@@ -124,47 +123,41 @@ def load_agent(
     Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be loaded, ValueError for an
     unusable model or option, MemoryError for a model that does not fit, ModuleNotFoundError for a missing extra.
     """
+    from transformers import AutoTokenizer
+
     where, is_local = locate(source)
-    sampler = _engine(engine, engine_options)
-    precision = _dtype(dtype)
+    sampler, precision, name = _engine(engine, engine_options), _dtype(dtype), name or Path(str(source)).name
     if device is None:
         device = "cuda" if torch.cuda.is_available() and not is_built_in(source) else "cpu"
-    if lora:
-        check_extra()
-    name = name or Path(str(source)).name
     options = source_options(source, revision, trust_remote_code)
-    tokenizer = _read_tokenizer(where, name, prompt_format, options)
-    check_fits(where, precision, "cpu" if offload else device, **options)
-    model = _read_model(where, len(tokenizer), precision, attention, options)
+    with without_progress_bars():
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        check_tokenizer(tokenizer, name, prompt_format)
+        check_fits(where, precision, "cpu" if offload else device, **options)
+        model = _read_model(where, len(tokenizer), precision, attention, options)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if lora:
-        model = _with_adapter(model, {} if lora is True else lora, name)
-    options = {"prompt_format": prompt_format, "template": template, "engine": sampler}
-    model = model if offload else model.to(device)
-    agent = Agent(model, tokenizer, name=name, offload=device if offload else None, **options)
-    return _record_loading(
-        agent, source, where, is_local, device=str(device), dtype=str(precision).removeprefix("torch."), attention=attention,
+        model = add_adapter(model, {} if lora is True else lora, name)
+    agent = Agent(
+        model if offload else model.to(device), tokenizer, name=name, offload=device if offload else None,
+        prompt_format=prompt_format, template=template, engine=sampler,
+    )  # fmt: skip
+    # absolute, so that a run finds the folder from any working directory
+    agent.origin = str(Path(where).resolve()) if is_local and not is_built_in(source) else str(source)
+    agent.loading = dict(
+        device=str(device), dtype=str(precision).removeprefix("torch."), attention=attention,
         gradient_checkpointing=gradient_checkpointing, lora=lora if isinstance(lora, bool | None) else dict(lora),
         revision=revision, engine=engine, engine_options=dict(engine_options) if engine_options else None, offload=offload,
     )  # fmt: skip
-
-
-def _read_tokenizer(where: str, name: str, prompt_format: str, options: dict[str, Any]):
-    from transformers import AutoTokenizer
-
-    with without_progress_bars():
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
-    check_tokenizer(tokenizer, name, prompt_format)
-    return tokenizer
+    return agent
 
 
 def _read_model(where: str, tokens: int, precision: torch.dtype, attention: str | None, options: dict[str, Any]):
     from transformers import AutoModelForCausalLM
 
     kind = {} if attention is None else {"attn_implementation": attention}
-    with without_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=precision, use_safetensors=True, **kind, **options)
+    model = AutoModelForCausalLM.from_pretrained(where, dtype=precision, use_safetensors=True, **kind, **options)
     rows = model.get_input_embeddings().num_embeddings
     if tokens > rows:
         raise ValueError(
@@ -172,21 +165,6 @@ def _read_model(where: str, tokens: int, precision: torch.dtype, attention: str 
             "call model.resize_token_embeddings and save the model"
         )
     return model
-
-
-def _with_adapter(model, settings: Mapping[str, Any], name: str):
-    generation_config = model.generation_config
-    model = add_adapter(model, settings, seed=derive_seed("lora", name))
-    model.generation_config = generation_config
-    return model
-
-
-def _record_loading(agent: Agent, source: str | Path, where: str, is_local: bool, **loading: Any) -> Agent:
-    """Record where an agent was loaded from and with which options, so that a run can load it again."""
-    # absolute, so that a run finds the folder from any working directory
-    agent.origin = str(Path(where).resolve()) if is_local and not is_built_in(source) else str(source)
-    agent.loading = loading
-    return agent
 
 
 def _engine(name: str, options: Mapping[str, Any] | None):

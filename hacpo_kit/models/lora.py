@@ -9,34 +9,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def check_extra() -> None:
-    """Raise ModuleNotFoundError, naming the extra, if peft is not installed."""
-    try:
-        import peft  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("LoRA needs peft: pip install 'hacpo_kit[lora]'") from error
+from hacpo_kit.common.seeds import derive_seed
 
 
-def add_adapter(model, settings: Mapping[str, Any], *, seed: int):
+def add_adapter(model, settings: Mapping[str, Any], name: str):
     """Return the model with trainable LoRA adapters; `settings` are those of peft's LoraConfig, such as r and lora_alpha.
 
-    Adapters are float32 in any model, so that small steps are not rounded away. `seed` determines their initial values.
+    Adapters are float32 in any model, so that small steps are not rounded away. `name` seeds their initial values.
     Raises ModuleNotFoundError without peft, ValueError for settings that peft refuses.
     """
-    check_extra()
-    from peft import LoraConfig, get_peft_model
-
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("LoRA needs peft: pip install 'hacpo_kit[lora]'") from error
     settings = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", **settings}
     if settings.get("lora_dropout"):
         raise ValueError("lora_dropout: the scores of a rollout would differ from call to call; set it to 0")
+    generation_config = model.generation_config
     try:
         config = LoraConfig(task_type="CAUSAL_LM", **settings)
         with torch.random.fork_rng([]):  # peft creates them on the CPU
-            torch.manual_seed(seed)
-            return get_peft_model(model, config).eval()
+            torch.manual_seed(derive_seed("lora", name))
+            model = get_peft_model(model, config).eval()
     except (TypeError, ValueError) as error:
         raise ValueError(f"lora={settings}: {error}") from error
+    model.generation_config = generation_config
+    return model
 
 
 def has_adapter(model) -> bool:

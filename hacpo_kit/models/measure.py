@@ -44,7 +44,7 @@ def meta_agent(
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if lora:
-            model = add_adapter(model, {} if lora is True else lora, seed=0)
+            model = add_adapter(model, {} if lora is True else lora, "meta")
     return Agent(model, SimpleNamespace(eos_token_id=0, pad_token_id=0, chat_template=None), name="meta")
 
 
@@ -149,23 +149,10 @@ def _attend(module, query, key, value, attention_mask, **_):
     """Attention for transformers with the memory of a fused kernel, whose keys and values are repeated for grouped heads."""
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) if groups > 1 else tensor for tensor in (key, value))
-    return _FusedAttention.apply(query, key, value, attention_mask).transpose(1, 2), None
+    bias = None if attention_mask is None else attention_mask.to(query.dtype).expand(-1, query.shape[1], -1, -1)
+    out, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)
+    return out.transpose(1, 2), None
 
 
 def _mask(batch_size: int, q_length: int, kv_length: int, **_):
     return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
-
-
-class _FusedAttention(torch.autograd.Function):
-    """Keeps what fused attention keeps: inputs, output, bias and one number per query, but no scores of token pairs."""
-
-    @staticmethod
-    def forward(ctx, query, key, value, mask):
-        out = query.new_empty(query.shape)
-        bias = None if mask is None else mask.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32), bias)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return *(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3]), None

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hacpo_kit.models.oom import memory_advice
+from hacpo_kit.models.faults import memory_advice
 
 if TYPE_CHECKING:
     from hacpo_kit.models.engines.base import Policy
 
-PARTS = ("weights", "optimizer", "reference", "engine")
 REMEDY = "load every agent on this device with offload=True, or this one with dtype='bfloat16' or lora=True"
 
 
@@ -24,9 +23,7 @@ class Offload:
     """Moves the parts of one agent between `device` and host memory, and counts bytes and seconds."""
 
     def __init__(self, device: torch.device | str):
-        self.device = torch.empty(
-            0, device=device
-        ).device  # with its index, so that it compares equal to tensors' devices
+        self.device = torch.empty(0, device=device).device  # with its index, as tensors' devices have it
         self.users = Counter()  # part → blocks that use it now
         self.bytes_moved, self.seconds_moving = 0, 0.0
 
@@ -35,8 +32,6 @@ class Offload:
         """Keep the parts on the device inside the block; the outermost block that uses a part returns it to the host."""
         with contextlib.ExitStack() as stack:
             for part in parts:
-                if part not in PARTS:
-                    raise ValueError(f"agents have no part {part!r}; they have {', '.join(PARTS)}")
                 stack.callback(self._release, agent, part)  # before the move, which may run out of memory half-way
                 self.users[part] += 1
                 if self.users[part] == 1 and part != "engine":  # an engine loads its weights itself

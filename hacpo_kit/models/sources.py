@@ -83,18 +83,17 @@ def source_options(source: str | Path, revision: str | None = None, trust_remote
     try:
         HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT)
         return options
+    except ValueError as error:  # not a repository's name
+        reason = error
     except Exception as error:  # also of the HTTP library: not found, gated, no such revision, no network
-        cached = (
-            None if isinstance(error, ValueError) else try_to_load_from_cache(model, "config.json", revision=revision)
-        )
-        if isinstance(cached, str):
+        if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             return {**options, "local_files_only": True}
-        raise OSError(
-            f"cannot load {model!r} from the hub, and there is no local copy ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}). It is neither a folder nor a built-in agent or set "
-            f"({', '.join(built_in_names())}). Without a network, download it elsewhere with "
-            "`hf download MODEL --local-dir FOLDER` and load the folder"
-        ) from error
+        reason = error
+    raise OSError(
+        f"cannot load {model!r} from the hub, and there is no local copy ({' '.join(str(reason).split())}). It is neither a "
+        f"folder nor a built-in agent or set ({', '.join(built_in_names())}). Without a network, download it elsewhere with "
+        "`hf download MODEL --local-dir FOLDER` and load the folder"
+    ) from reason
 
 
 def read_config(source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False):

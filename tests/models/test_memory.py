@@ -74,7 +74,7 @@ def test_an_update_without_memory_names_all_and_leaves_the_mini_batch_undone(sco
     said = (
         r"agent 'qwen3-sums' ran out of memory on cpu, mini-batch 1 \(weights unchanged\): pass over \d rollouts, \d+ "
         r"padded tokens \(CUDA out of memory. Tried to allocate 2.00 GiB.\); set microbatch_tokens=32 "
-        r"\(now 64\), load the agent with gradient_checkpointing=True, or with offload=True.*hk\.resume\(folder, changes="
+        r"\(now 64\), or load the agent with gradient_checkpointing=True or offload=True.*hk\.resume\(folder, changes="
     )
     with pytest.raises(MemoryError, match=said) as caught:
         hk.update(agent, batch, config, before=look)
@@ -87,7 +87,7 @@ def test_an_update_without_memory_names_all_and_leaves_the_mini_batch_undone(sco
 def test_a_pass_of_one_rollout_gets_another_advice(scored, fail):
     agent, batch, config = scored
     fail(agent, 1)
-    with pytest.raises(MemoryError, match=r"over 1 rollouts, .*a single rollout needs a smaller max_new_tokens"):
+    with pytest.raises(MemoryError, match=r"over 1 rollouts, .*set a smaller max_new_tokens"):
         hk.update(agent, batch, config.replace(microbatch_tokens=1))
 
 

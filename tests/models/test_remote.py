@@ -26,23 +26,30 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*were cut at (8|12) tokens")
 CONFIG = hk.Config.preset("hacpo", prompts_per_step=4, n=2, minibatch=8, max_new_tokens=12, warmup=0)
 
 
-class Link:
-    """A worker at the other end of bytes; the next request whose function is in `deadly` ends it."""
+class Fate:
+    """Counts the calls of all workers of a test; a call whose number is in `deadly` ends its worker."""
 
-    def __init__(self, deadly):
-        self.worker, self.deadly, self.requests, self.gone = Worker(), deadly, [], False
+    def __init__(self):
+        self.calls, self.deadly = 0, set()
+
+
+class Link:
+    """A worker in this process, to which requests go as bytes."""
+
+    def __init__(self, fate):
+        self.worker, self.fate, self.requests, self.replies, self.gone = Worker(), fate, [], [], False
 
     def send(self, method, request):
-        function = pickle.loads(request)[0]
         self.requests.append(request)
-        if self.deadly and function.__name__ == self.deadly[0]:
-            self.deadly.pop(0)
-            self.gone = True
+        if method == "call":
+            self.fate.calls += 1
+            self.gone |= self.fate.calls in self.fate.deadly
         return None if self.gone else getattr(self.worker, method)(request)
 
     def receive(self, ticket):
         if self.gone:
             raise Disconnected("a test ended it")
+        self.replies.append(ticket)
         return ticket
 
     def stop(self):
@@ -50,13 +57,18 @@ class Link:
 
 
 @pytest.fixture
-def workers():
-    """workers(names, deadly=[…], **options): agents in such workers."""
+def fate():
+    """When workers end."""
+    return Fate()
 
-    def load(names=PAIR, deadly=(), **options):
-        deadly = list(deadly)
+
+@pytest.fixture
+def workers(fate):
+    """workers(names, **options): agents in such workers."""
+
+    def load(names=PAIR, **options):
         sources = [(name, {"name": name, "device": "cpu", **options}) for name in names]
-        return load_in_workers(load_agent, sources, "ray", start=lambda: Link(deadly))
+        return load_in_workers(load_agent, sources, "ray", start=lambda: Link(fate))
 
     return load
 
@@ -76,7 +88,7 @@ def instead_of_ray(monkeypatch):
     """From now on workers="ray" means workers in this process."""
     monkeypatch.setattr(ray_workers, "connect", lambda: None)
     monkeypatch.setattr(ray_workers, "gpus_per_worker", lambda ray, count, gpus: 0)
-    monkeypatch.setattr(ray_workers, "RayLink", lambda threads, gpus: Link([]))
+    monkeypatch.setattr(ray_workers, "RayLink", lambda threads, gpus: Link(Fate()))
 
 
 def lines(path):
@@ -101,7 +113,7 @@ def same_run(a, b):
 # ── the same as in this process ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_train_in_workers_gives_the_run_of_one_process(workers, calm, tmp_path, problems):
+def test_train_in_workers_is_bit_identical_to_this_process(workers, calm, tmp_path, problems):
     agents = workers()
     run = hk.train(agents, problems, CONFIG, 2, out=tmp_path, test=problems[:3], **SETTINGS)
     same_run(calm, tmp_path)
@@ -110,7 +122,7 @@ def test_train_in_workers_gives_the_run_of_one_process(workers, calm, tmp_path, 
     assert times["seconds_rollout"] > 0 and times["seconds_advantage"] > 0 and times["seconds_update"] > 0
 
 
-def test_remote_agent_is_accepted_by_every_verb(workers, tmp_path, problems, fresh_agent):
+def test_verbs_take_an_agent_in_a_worker(workers, tmp_path, problems, fresh_agent):
     there, here = workers([PAIR[0]])[0], fresh_agent(PAIR[0])
     got = []
     for agent in (there, here):
@@ -130,7 +142,7 @@ def test_remote_agent_is_accepted_by_every_verb(workers, tmp_path, problems, fre
     assert there.updates == here.updates and there.steps == here.steps == 1
 
 
-def test_a_checkpoint_goes_from_a_worker_to_this_process_and_back(workers, tmp_path, problems):
+def test_checkpoints_of_workers_and_of_this_process_are_the_same(workers, tmp_path, problems):
     there = workers()
     run = hk.train(there, problems, CONFIG, 1, progress="off")
     hk.save(tmp_path / "c", there, run.state)
@@ -169,7 +181,7 @@ def test_an_experiment_has_workers_as_a_parameter(monkeypatch, tmp_path):
         check_parameters({"workers": "dask"})
 
 
-def test_agents_here_and_in_workers_learn_together(workers, fresh_agent, problems):
+def test_train_mixes_agents_in_workers_and_in_this_process(workers, fresh_agent, problems):
     mixed = [workers([PAIR[0]])[0], fresh_agent(PAIR[1])]
     apart = [fresh_agent(name) for name in PAIR]
     one, two = (hk.train(agents, problems, CONFIG, 1, progress="off").history[-1] for agents in (mixed, apart))
@@ -192,30 +204,29 @@ def arrays(thing, found):
     return found
 
 
-def test_no_weights_travel(workers, problems, monkeypatch):
-    answers, call = [], Worker.call
-    monkeypatch.setattr(Worker, "call", lambda self, request: answers.append(call(self, request)) or answers[-1])
+def test_messages_hold_no_weights(workers, problems):
     agents = workers()
-    before = [(a.sent, a.received) for a in agents]
-    links = [agent.link for agent in agents]
-    del answers[:]
+    before, links = [(a.sent, a.received) for a in agents], [agent.link for agent in agents]
     for link in links:
-        del link.requests[:]
+        link.requests, link.replies = [], []
     result = hk.step(agents, problems[:4], hk.Capability(), CONFIG)
+    requests, replies = (
+        [message for link in links for message in getattr(link, kind)] for kind in ("requests", "replies")
+    )
     smallest = 32 * 32  # of the matrices of these models
-    sizes = arrays([pickle.loads(request) for link in links for request in link.requests], [])
-    sizes += arrays([unpack(answer, [result.pool]) for answer in answers], [])
+    sizes = arrays([pickle.loads(request) for request in requests], [])
+    sizes += arrays([unpack(reply, [result.pool]) for reply in replies], [])
     assert sizes and max(sizes) < smallest
     travelled = sum(a.sent + a.received - s - r for a, (s, r) in zip(agents, before, strict=True))
-    assert travelled == sum(len(request) for link in links for request in link.requests) + sum(map(len, answers))
+    assert travelled == sum(map(len, [*requests, *replies]))
     assert travelled < 60_000  # 16 rollouts; the weights of the smaller model take ten times as much
-    assert result.batches[agents[0].name].pool is result.pool  # named in the answer, not sent again
+    assert result.batches[agents[0].name].pool is result.pool  # the reply refers to the pool instead of containing it
 
 
 # ── warnings and errors ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_warning_in_a_worker_reaches_the_user(workers, problems):
+def test_warnings_of_a_worker_are_raised_here(workers, problems):
     agent = workers([PAIR[0]])[0]
     with pytest.warns(UserWarning, match=r"of agent 'qwen3-sums' were cut at 1 tokens"):
         hk.rollout(agent, problems[:2], n=2, max_new_tokens=1, progress=False)
@@ -230,13 +241,12 @@ def breaks(agent, kind):
     raise kind("no luck")
 
 
-def test_remote_call_raises_the_workers_error_with_its_traceback(workers, problems):
+def test_errors_of_a_worker_keep_their_type_and_name_the_agent(workers, problems):
     agents = workers()
     for kind in (ValueError, FloatingPointError, KeyError):
         with pytest.raises(kind, match="no luck") as caught:
             run_on_each(agents, breaks, kind)
-        (note,) = caught.value.__notes__
-        assert "'qwen3-sums'" in note and "in breaks" in note  # the worker's traceback
+        assert "worker of agent 'qwen3-sums'" in caught.value.__notes__[0] and "in breaks" in caught.value.__notes__[0]
     assert [a.steps for a in agents] == [3, 3]  # the other was waited for
     with pytest.raises(ValueError, match=r"exceed the \d+ positions of agent 'qwen3-sums'"):
         hk.rollout(agents, problems[:1], n=1, max_new_tokens=10**6)
@@ -247,12 +257,12 @@ class Unpicklable(Exception):
         raise TypeError
 
 
-def test_remote_call_raises_an_error_that_cannot_be_pickled_as_text(workers):
+def test_errors_that_cannot_be_pickled_become_text(workers):
     with pytest.raises(RuntimeError, match="Unpicklable: no luck"):
         run_on_each(workers(PAIR[:1]), breaks, Unpicklable)
 
 
-def test_remote_agent_refuses_access_to_its_model(workers, problems):
+def test_remote_agent_names_the_worker_when_the_model_is_needed(workers, problems):
     agent = workers([PAIR[0]])[0]
     pool = hk.reward(hk.rollout(agent, problems[:2], n=2, max_new_tokens=8, progress=False))
     batch = hk.advantage(pool, agent, hk.Capability().observe(pool), CONFIG)
@@ -264,7 +274,7 @@ def test_remote_agent_refuses_access_to_its_model(workers, problems):
         hk.update(agent, batch, CONFIG, before=print)
 
 
-def test_load_in_workers_refuses_unusable_sources(workers, fresh_agent, monkeypatch, tmp_path):
+def test_load_agents_in_workers_raises_the_errors_of_loading(workers, fresh_agent, monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         workers(["./nowhere"])
     with pytest.raises(ValueError, match="'qwen3-sums' is already loaded"):
@@ -278,7 +288,7 @@ def test_load_in_workers_refuses_unusable_sources(workers, fresh_agent, monkeypa
         hk.load_agents(PAIR, workers="ray")
 
 
-def test_gpus_per_worker_refuses_too_few_gpus():
+def test_gpus_per_worker_refuses_more_than_the_cluster_has():
     class Cluster:
         def cluster_resources():
             return {"GPU": 1.0}
@@ -291,19 +301,18 @@ def test_gpus_per_worker_refuses_too_few_gpus():
 # ── lost workers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("deadly", [["_learn"], ["_rollouts_of_agent", "sample", "_save_agent"]])
-def test_train_replaces_a_lost_worker_and_ends_the_same(workers, calm, tmp_path, problems, deadly):
+@pytest.mark.parametrize("call", range(1, 11))
+def test_train_replaces_a_lost_worker_and_ends_the_same(workers, fate, calm, tmp_path, problems, call):
     agents = workers()
     hk.train(agents, problems, CONFIG, 1, out=tmp_path, test=problems[:3], **SETTINGS)
-    agents[1].link.deadly += deadly  # in the second step
-    gone = r"step [23] lost the worker of agent '.*' \(a test ended it\).*resumes after step 1"
-    with pytest.warns(UserWarning, match=gone):
+    fate.deadly = {fate.calls + call}
+    with pytest.warns(UserWarning, match=r"lost the worker of agent '.*' \(a test ended it\).*resumes after step 1"):
         run = hk.train(agents, problems, CONFIG, 2, out=tmp_path, test=problems[:3], **SETTINGS)
     assert not run.stopped and not any(a.lost for a in agents)
     same_run(calm, tmp_path)
 
 
-def test_train_restarts_all_agents_without_a_checkpoint(workers, calm, tmp_path, problems):
+def test_train_without_a_checkpoint_restarts_all_agents(workers, calm, tmp_path, problems):
     agents, made = workers(), []
 
     def after(result):
@@ -317,34 +326,36 @@ def test_train_restarts_all_agents_without_a_checkpoint(workers, calm, tmp_path,
     same_run(calm, tmp_path)
 
 
-def test_train_keeps_changes_after_a_lost_worker(workers, tmp_path, problems):
-    agents = workers(deadly=["_learn"])
+def test_train_keeps_changes_when_a_worker_is_lost(workers, fate, tmp_path, problems):
+    agents, fate.deadly = workers(), {3}
     with pytest.warns(UserWarning, match="lost the worker"):
         run = hk.train(agents, problems, CONFIG, 1, out=tmp_path, changes={"lr": 3e-5}, progress="off")
     assert run.config.lr == 3e-5 and run.history[-1]["agents"][PAIR[0]]["lr"] == 3e-5
     assert len((tmp_path / "changes.jsonl").read_text().splitlines()) == 1
 
 
-def test_train_without_a_run_folder_raises_worker_lost(workers, problems):
+def test_train_without_a_folder_names_the_lost_worker_and_the_remedy(workers, fate, problems):
+    agents, fate.deadly = workers(), {3}
     with pytest.raises(
         WorkerLost, match=r"the worker of agent 'qwen3-sums' has ended \(a test ended it\).*train with out="
     ):
-        hk.train(workers(deadly=["_learn"]), problems, CONFIG, 1, progress="off")
+        hk.train(agents, problems, CONFIG, 1, progress="off")
 
 
-def test_train_gives_up_after_several_lost_workers_and_the_run_resumes(workers, calm, tmp_path, problems):
-    agents = workers(deadly=["_learn"] * 5)  # both, both, and one
+def test_train_ends_after_three_lost_workers_in_a_step_and_can_resume(workers, fate, calm, tmp_path, problems):
+    agents, fate.deadly = workers(), set(range(3, 100))
     settings = {"out": tmp_path, "test": problems[:3], **SETTINGS}
     with (
         pytest.warns(UserWarning, match="lost the worker"),
         pytest.raises(WorkerLost, match=r"lost 3 times in step 1"),
     ):
         hk.train(agents, problems, CONFIG, 2, **settings)
+    fate.deadly = set()
     hk.train(workers(), problems, CONFIG, 2, **settings)
     same_run(calm, tmp_path)
 
 
-def test_resume_uses_the_recorded_workers_or_this_process(workers, calm, tmp_path, monkeypatch, problems):
+def test_resume_moves_agents_between_workers_and_this_process(workers, calm, tmp_path, monkeypatch, problems):
     agents = workers()
     for agent in agents:
         agent.workers = {"workers": "ray", "threads": 1, "num_gpus": 0}

@@ -75,7 +75,7 @@ def test_greedy_text_is_that_of_transformers_in_both_architectures_side_by_side(
         answers = check_greedy(agent, test_problems)
         assert len({a.ids for a in answers}) > 5
     assert pair[0].tokenizer.get_vocab() != pair[1].tokenizer.get_vocab()
-    assert [a.engine._llm is not None for a in pair] == [True, True]
+    assert [a.engine.llm is not None for a in pair] == [True, True]
 
 
 def test_answers_that_are_cut_are_marked_and_each_end_token_ends_one(pair, test_problems):
@@ -171,11 +171,11 @@ def test_what_was_computed_for_a_prompt_with_old_weights_is_not_used_again(pair)
     """Long prompts share blocks of the cache among answers and calls, and share nothing with other weights."""
     agent = pair[0]
     problems = hk.load_problems([{"prompt": f"{'1+1=2, 20+3=23, ' * 9}{k}+5=", "gold": "0"} for k in (11, 12)])
-    results, generate = [], agent.engine._llm.generate if agent.engine._llm else None
+    results, generate = [], agent.engine.llm.generate if agent.engine.llm else None
     if generate is None:
         check_greedy(agent, problems)
-        generate = agent.engine._llm.generate
-    agent.engine._llm.generate = lambda *args, **more: results.append(generate(*args, **more)) or results[-1]
+        generate = agent.engine.llm.generate
+    agent.engine.llm.generate = lambda *args, **more: results.append(generate(*args, **more)) or results[-1]
     try:
         assert len(prompts_of(agent, problems)[0]) > 128
         check_greedy(agent, problems)
@@ -183,14 +183,14 @@ def test_what_was_computed_for_a_prompt_with_old_weights_is_not_used_again(pair)
         disturb(agent)
         check_greedy(agent, problems)
     finally:
-        del agent.engine._llm.generate
+        del agent.engine.llm.generate
     cached = [[r.num_cached_tokens for r in some] for some in results]
     assert min(cached[1]) >= 128 and cached[2][0] == 0
 
 
 def test_evaluation_and_copies_of_agents_use_their_own_engine(pair, test_problems):
     twin = copy.deepcopy(pair[0])
-    assert twin.engine is not pair[0].engine and twin.engine._llm is None
+    assert twin.engine is not pair[0].engine and twin.engine.llm is None
     disturb(twin, scale=0.1)
     result = hk.evaluate([pair[0], pair[1]], test_problems, progress=False)
     plain = hk.evaluate(hk.load_agents("tiny-model-pair", device="cpu"), test_problems, progress=False)
@@ -229,7 +229,7 @@ def test_vllm_sample_after_a_failure_starts_again_with_the_current_weights(pair,
     check_greedy(other, test_problems[:4])
     check_greedy(agent, test_problems[:4])
     disturb(agent)
-    LLM, *_ = module._vllm()
+    LLM, *_ = module.import_vllm()
     with monkeypatch.context() as patched:
         patched.setattr(LLM, "generate", lambda *_, **__: 1 / 0)
         with pytest.raises(RuntimeError, match=r"engine of agent 'qwen3-sums' failed \(ZeroDivisionError"):
@@ -243,7 +243,7 @@ def test_train_ends_with_a_failed_vllm_engine_and_the_run_resumes(pair, tmp_path
     settings = dict(out=tmp_path / "run", eval_every=9, save_every=1, progress="off")
     problems = hk.load_problems("arithmetic", split="train", size=20)
     hk.train(agent, problems, CONFIG, 1, **settings)
-    LLM, *_ = module._vllm()
+    LLM, *_ = module.import_vllm()
 
     def out_of_memory(*_, **__):
         raise MemoryError("4096 blocks do not fit")

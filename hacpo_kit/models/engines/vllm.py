@@ -75,12 +75,12 @@ class VLLM:
                 "(in an environment of its own: it brings its own PyTorch)"
             )
         self.options = options
-        self._llm: Any = None
+        self.llm: Any = None
         self._copied: tuple[weakref.ref, int] | None = None  # agent and version of the weights in the engine
         self._asleep = False
 
     def __repr__(self) -> str:
-        state = "asleep" if self._asleep else "running" if self._llm is not None else "not started"
+        state = "asleep" if self._asleep else "running" if self.llm is not None else "not started"
         return f"VLLM({', '.join(f'{k}={v!r}' for k, v in self.options.items())}): {state}"
 
     def __deepcopy__(self, memo: dict) -> VLLM:
@@ -117,8 +117,8 @@ class VLLM:
         self._copied = None  # until the copy is complete
         # state_dict has tied embeddings under both names; without lm_head.weight vLLM would silently keep the old one
         state = merged_model(agent.model).state_dict()
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
-        if not self._llm.reset_prefix_cache():
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
+        if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not reset its prefix cache, which belongs to the old weights")
         self._copied = weakref.ref(agent), agent.weights_version
 
@@ -127,15 +127,15 @@ class VLLM:
 
         False on a CPU, where vLLM has no sleep mode, and for all but the first engine of a process.
         """
-        if self._llm is not None and self._can_sleep and not self._asleep:
+        if self.llm is not None and self._can_sleep and not self._asleep:
             with _restored_state():
-                self._llm.sleep(level=2)  # discards the weights, which are copied after an update anyway
+                self.llm.sleep(level=2)  # discards the weights, which are copied after an update anyway
             self._asleep, self._copied = True, None
         return self._asleep
 
     def close(self) -> None:
         """End the engine and free its memory; the next `sample` starts it again. All engines of the process close with it."""
-        if self._llm is not None:
+        if self.llm is not None:
             close_all()
 
     # ── implementation ───────────────────────────────────────────────────────────────────────────────────────────
@@ -160,20 +160,20 @@ class VLLM:
 
     def _make_ready(self, agent: Policy) -> None:
         """Start or wake the engine, and copy the agent's weights if they have changed."""
-        if self._llm is None:
+        if self.llm is None:
             self._start(agent)
         if self._asleep:
-            self._llm.wake_up(tags=["weights"])
+            self.llm.wake_up(tags=["weights"])
         if self._copied != (weakref.ref(agent), agent.weights_version):
             self.synchronise(agent)
         if self._asleep:
-            self._llm.wake_up(tags=["kv_cache"])
+            self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
 
     def _start(self, agent: Policy) -> None:
         if any(owner() is None for owner, _ in _started):  # the engine of a deleted agent
             close_all()
-        LLM, _, platform = _vllm()
+        LLM, _, platform = import_vllm()
         needed = agent.offload is not None and platform.is_sleep_mode_available()
         self._can_sleep = self.options.get("enable_sleep_mode", needed and not _started)
         settings = {
@@ -190,7 +190,7 @@ class VLLM:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, about PyTorch
             _plain_config(agent).save_pretrained(folder)
-            self._llm = LLM(
+            self.llm = LLM(
                 folder,
                 **settings,
                 load_format="dummy",  # the weights come from the agent
@@ -200,12 +200,12 @@ class VLLM:
                 disable_log_stats=True,
                 seed=0,
             )
-        _started.append((weakref.ref(self), self._llm))
+        _started.append((weakref.ref(self), self.llm))
 
     def _generate(
         self, agent: Policy, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int, seed: int
     ) -> list[Answer]:
-        _, SamplingParams, platform = _vllm()
+        _, SamplingParams, platform = import_vllm()
         settings = dict(  # vLLM's defaults for the others sample from the full distribution
             temperature=temperature,
             max_tokens=max_new_tokens,
@@ -217,7 +217,7 @@ class VLLM:
         params = [SamplingParams(**settings, seed=derive_seed("vllm", seed, row)) for row in range(len(prompts))]
         # on a CPU, compiling one small function takes half a minute
         with torch.compiler.set_stance("force_eager") if platform.is_cpu() else contextlib.nullcontext():
-            results = self._llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+            results = self.llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
         return [_answer(result.outputs[0], agent.end_ids) for result in results]
 
 
@@ -237,7 +237,7 @@ def _plain_config(agent: Policy) -> Any:
     return config
 
 
-def _vllm() -> tuple[Any, Any, Any]:
+def import_vllm() -> tuple[Any, Any, Any]:
     """Return LLM, SamplingParams and the platform; vLLM reads these settings when it is imported."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, so that weights are passed and not sent
     for name, value in (("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
@@ -268,7 +268,7 @@ def close_all() -> None:
     while _started:
         owner, llm = _started.pop()
         if (engine := owner()) is not None:
-            engine._llm, engine._copied, engine._asleep = None, None, False
+            engine.llm, engine._copied, engine._asleep = None, None, False
         with contextlib.suppress(Exception):  # it may have ended already
             llm.llm_engine.engine_core.shutdown()
     gc.collect()
