@@ -127,8 +127,7 @@ def load_agent(
 
     where, is_local = locate(source)
     sampler, precision, name = _engine(engine, engine_options), _dtype(dtype), name or Path(str(source)).name
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() and not is_built_in(source) else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() and not is_built_in(source) else "cpu")
     options = source_options(source, revision, trust_remote_code)
     with without_progress_bars():
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
