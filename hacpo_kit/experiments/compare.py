@@ -289,16 +289,20 @@ def claims(
             (f"half way, {method} is ahead of {doubled} with half of its rollouts", _row(midway, method), 0),
             (f"{method} ends no worse than {doubled}", _row(at_end, method), margin),
             (f"{method} ends ahead of naive sharing", _row(difference("naive"), method), 0),
-            *((f"without a part ({a}), {method} ends lower", _negated(_row(parts, a)), 0) for a in ABLATIONS),
+            *((f"without a part ({a}), {method} ends lower", _row(parts, a, -1), 0) for a in ABLATIONS),
         ]  # fmt: skip
         rows += [{"agents": agents, "claim": text, **row, "result": result(row, limit)} for text, row, limit in found]
     return pd.DataFrame(rows)
 
 
-def _row(table: pd.DataFrame, method: str) -> dict[str, float]:
-    """Return the difference of a method, mean over agents."""
+def _row(table: pd.DataFrame, method: str, sign: int = 1) -> dict[str, float]:
+    """Return the difference of a method, mean over agents; sign=-1: the difference in the other direction."""
     rows = table[(table["agent"] == MEAN) & (table["method"] == method)]
-    return rows.iloc[0][list(NOT_RUN)].to_dict() if len(rows) else NOT_RUN
+    if rows.empty:
+        return NOT_RUN
+    mean, seeds, low, high = rows.iloc[0][["mean", "seeds", "low", "high"]]
+    low, high = sorted((sign * low, sign * high))
+    return {"mean": sign * mean, "low": low, "high": high, "seeds": seeds}
 
 
 def weakest(table: pd.DataFrame, method: str, margin: float) -> dict[str, float]:
@@ -306,11 +310,6 @@ def weakest(table: pd.DataFrame, method: str, margin: float) -> dict[str, float]
     rows = table[(table["method"] == method) & (table["agent"] != MEAN)].dropna(subset="mean")
     rows = rows.assign(not_worse=~(rows["high"] < -margin)).sort_values(["not_worse", "low", "mean"])
     return rows.iloc[0][list(NOT_RUN)].to_dict() if len(rows) else NOT_RUN
-
-
-def _negated(row: Mapping[str, float]) -> dict[str, float]:
-    """Return the difference of the whole method to an ablation from that of the ablation to the whole method."""
-    return {"mean": -row["mean"], "low": -row["high"], "high": -row["low"], "seeds": row["seeds"]}
 
 
 def result(row: Mapping[str, float], margin: float) -> str:

@@ -60,7 +60,8 @@ def read_grid(grid: str | Path | Mapping[str, Any]) -> Grid:
     runs: dict[str, Experiment] = {}
     for number, block in enumerate(blocks, 1):
         where = f"{place}: block {number} of grids"
-        lists = {**all_seeds, **{name: _as_list(value) for name, value in _parameters(block, where).items()}}
+        block = _parameters(block, where)
+        lists = {**all_seeds, **{name: v if isinstance(v, list) else [v] for name, v in block.items()}}
         if empty := [name for name, values in lists.items() if not values]:
             raise ValueError(f"{where}: {empty[0]} has no values, so there is no run")
         for values in itertools.product(*lists.values()):
@@ -70,10 +71,6 @@ def read_grid(grid: str | Path | Mapping[str, Any]) -> Grid:
     order = list(dict.fromkeys(seeds.values()))
     runs = {name: runs[name] for name in sorted(runs, key=lambda name: order.index(seeds[name]))}
     return Grid(check_name(str(name), "a folder"), notebook, runs)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _seeds(seeds: Any, place: str) -> list[Any]:

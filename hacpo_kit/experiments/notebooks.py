@@ -7,10 +7,12 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from hacpo_kit.common.files import check_name, locked, write_json
-from hacpo_kit.config import coerce, did_you_mean
+from hacpo_kit.config import check, coerce, did_you_mean
 from hacpo_kit.experiments.pages import write_html
 from hacpo_kit.experiments.parameters import Experiment, from_json, plain_value
 from hacpo_kit.experiments.paths import find_notebook
@@ -41,6 +43,7 @@ def run_notebook(
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
+    check("time_limit", time_limit, Annotated[float, Field(gt=0)] | None)
     source = find_notebook(notebook)
     parameters = checked_values(source, parameters)
     check_name(name, "a file name")

@@ -107,9 +107,11 @@ class _Sweep:
             try:
                 while running or (waiting and not interrupt.pressed):
                     while waiting and len(running) < jobs and not interrupt.pressed:
-                        name = waiting.pop(0)
-                        self._start(name)
-                        running[pool.submit(self._run, name)] = name
+                        entry = self.entries[waiting[0]]
+                        entry |= {"status": "running", "tries": entry["tries"] + 1}
+                        self._write()
+                        running[pool.submit(self._run, waiting[0])] = waiting[0]
+                        waiting.pop(0)
                     if interrupt.pressed:  # once each: a second time would end a training before its step is saved
                         interrupted |= signal_kernels(signal.SIGINT, without=interrupted)
                     for future in futures.wait(running, 0.1, futures.FIRST_COMPLETED).done:
@@ -126,11 +128,6 @@ class _Sweep:
                 for future, name in running.items():
                     self._end(name, *future.result(), stopping=True)
                 raise
-
-    def _start(self, name: str) -> None:
-        self.entries[name]["status"] = "running"
-        self.entries[name]["tries"] += 1
-        self._write()
 
     def _run(self, name: str) -> tuple[float, Exception | None]:
         """Run one notebook; return the seconds and the error."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
-import os
 import random
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +37,8 @@ def save(folder: str | Path, agents: Sequence[Agent], state: State) -> Path:
 
     It appears under its name when it is complete, with the SHA-256 of each file, which `restore` checks.
 
-    Raises OSError if it cannot be written, ValueError if the folder holds other files, FloatingPointError for weights that
-    are not finite.
+    Raises OSError, or an error of safetensors or tokenizers, if it cannot be written; ValueError if the folder holds other
+    files, FloatingPointError for weights that are not finite.
     """
     folder = Path(folder).absolute()  # workers may have another working directory
     if folder.exists() and not (folder / "state.json").exists() and (folder.is_file() or any(folder.iterdir())):
@@ -129,18 +127,6 @@ def _restore_random(states: Mapping[str, Any]) -> None:
 # ── one agent ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@contextlib.contextmanager
-def _as_oserror() -> Iterator[None]:
-    """Raise OSError for the own exceptions of safetensors and tokenizers about the disk, such as a full one."""
-    try:
-        yield
-    except Exception as fault:
-        if isinstance(fault, OSError) or not (found := re.search(r"\(os error (\d+)\)", str(fault))):
-            raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from fault
-
-
-@_as_oserror()
 def _save_agent(agent: Agent, folder: Path) -> dict[str, Any]:
     """Write one agent's files and return its entry in state.json; runs where the agent's model is."""
     bad = [name for name, weights in agent.model.named_parameters() if not weights.isfinite().all()]
@@ -224,7 +210,7 @@ def restore_newest(run: Path, agents: Sequence[Agent]) -> State | None:
 
 
 def save_checkpoint(run: Path, agents: Sequence[Agent], state: State) -> Path:
-    """Save a run's newest checkpoint and remove the oldest ones beyond `KEEP`; raises OSError if it cannot be written."""
+    """Save a run's newest checkpoint and remove the oldest ones beyond `KEEP`; raises as `save`."""
     remove_leftovers(Path(run) / "checkpoints")  # part of a checkpoint of a killed run takes space that this one needs
     damaged = [c for c in checkpoints(run) if step_of(c) > state.step]  # otherwise the run would have resumed from them
     folder = Path(run) / "checkpoints" / f"step-{state.step:06d}"

@@ -254,7 +254,6 @@ def open_sets(
     *,
     k: int | None = None,
     samples: int | None = None,
-    max_new_tokens: int | None = None,
     **sampling: Any,
 ) -> list[TestSet]:
     """Load test sets and fill in their settings; arguments as in `evaluate_sets`.
@@ -265,12 +264,12 @@ def open_sets(
     for source in sets:
         name, problems = (source, sets[source]) if isinstance(sets, Mapping) else _open_set(source, limit)
         problems = problems if isinstance(problems, Problems) else load_problems(list(problems))
-        benchmark = BENCHMARKS.get(name)
-        count = _first(samples, k, benchmark and benchmark.samples, 1)
-        best = _first(k, benchmark and min(benchmark.k, count), 1)
-        tokens = _first(max_new_tokens, 32 if problems.name in ARITHMETIC_SETS else ANSWER_TOKENS)
-        settings = sampling_of(best, samples=count, max_new_tokens=tokens, **{"batch_size": 128, **sampling})
-        opened.append(TestSet(name, problems, best, settings))
+        usual_samples, usual_k = (BENCHMARKS[name].samples, BENCHMARKS[name].k) if name in BENCHMARKS else (1, 1)
+        count = samples if samples is not None else k if k is not None else usual_samples
+        best = min(usual_k, count) if k is None else k
+        options = {"max_new_tokens": 32 if problems.name in ARITHMETIC_SETS else ANSWER_TOKENS, "batch_size": 128}
+        options |= {option: value for option, value in sampling.items() if value is not None}
+        opened.append(TestSet(name, problems, best, sampling_of(best, samples=count, **options)))
     names = [s.name for s in opened]
     if len(set(map(file_name, names))) < len(names) or not names:
         raise ValueError(
@@ -292,8 +291,3 @@ def _open_set(text: str, limit: int | None) -> tuple[str, Problems]:
     if text in ARITHMETIC_SETS:
         return text, load_problems(text, split="test", size=limit)
     return (text if text in BENCHMARKS else Path(text).stem), load_problems(text, limit=limit)
-
-
-def _first(*values: Any) -> Any:
-    """Return the first value that is not None."""
-    return next(value for value in values if value is not None)

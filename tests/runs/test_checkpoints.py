@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from trained import CONFIG, agents, full_disk, problems, same, stop_after, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -77,7 +78,7 @@ def test_restore_refuses_other_folders_and_agents(fresh_agent, tmp_path):
 def test_save_that_fails_leaves_the_old_checkpoint(fresh_agent, tmp_path):
     agent = fresh_agent("qwen3-sums")
     hk.save(tmp_path / "point", [agent], hk.State(step=1))
-    with full_disk(100_000), pytest.raises(OSError, match="File too large"):
+    with full_disk(100_000), pytest.raises(SafetensorError, match="File too large"):
         hk.save(tmp_path / "point", [agent], hk.State(step=2))
     assert [p.name for p in tmp_path.iterdir()] == ["point"]
     assert hk.restore(tmp_path / "point", [agent]).step == 1

@@ -126,13 +126,6 @@ def test_folder_with_a_damaged_line_is_refused(copied_run, name):
         hk.resume(copied_run, steps=7, progress="off")
 
 
-def test_folder_that_lost_lines_of_metrics_gives_a_warning(copied_run):
-    lines = (copied_run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (copied_run / "metrics.jsonl").write_text("".join(lines[:3] + lines[4:]))
-    with pytest.warns(UserWarning, match=r"lacks the steps \[3\]"):
-        hk.resume(copied_run, progress="off")
-
-
 def test_folder_loses_what_a_killed_process_left_and_no_other_file(whole_run, copied_run):
     left = [copied_run / ".metrics.jsonl.0123abcd.tmp", copied_run / "experience" / ".step-000007.parquet.0123abcd.tmp"]
     for path in left:
