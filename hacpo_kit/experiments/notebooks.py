@@ -40,7 +40,6 @@ def run_notebook(
     Raises FileNotFoundError for a missing notebook, ValueError for a wrong name or parameter and for a notebook without
     parameters, ChildProcessError if the kernel dies, TimeoutError after `time_limit`, papermill's error if a cell fails.
     """
-    from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
     check("time_limit", time_limit, Annotated[float, Field(gt=0)] | None)
@@ -52,29 +51,13 @@ def run_notebook(
     executed, html = out / f"{name}.ipynb", out / f"{name}.html"
     if "out" in notebook_parameters(source):
         parameters.setdefault("out", str((out / name).resolve()))
-    end = None if time_limit is None else time.monotonic() + time_limit
-
-    def remaining(cell: Mapping[str, Any]) -> float | None:
-        return None if end is None else max(end - time.monotonic(), 0.1)
-
     with locked(out / f".{name}.lock", what=f"notebook {executed}"):
         html.unlink(missing_ok=True)  # a page always shows the notebook beside it
         try:
-            _execute(source, executed, tries, parameters=parameters, progress_bar=progress, timeout_func=remaining)
-        except PapermillExecutionError:
+            _execute(source, executed, tries, time_limit, parameters=parameters, progress_bar=progress)
+        except (PapermillExecutionError, TimeoutError):
             write_html(executed, html)  # with the code, to show the cell that failed
             raise
-        except DeadKernelError:
-            raise ChildProcessError(
-                f"the kernel of {executed.name} has died (was it killed, or out of memory?); the same command resumes from "
-                "the last checkpoint"
-            ) from None
-        except CellTimeoutError:
-            write_html(executed, html)
-            raise TimeoutError(
-                f"notebook {name} did not end within {time_limit:g} s and was ended; {executed} has its output. A longer "
-                "time limit resumes from the last checkpoint"
-            ) from None
         # JSON has no infinity and no NaN, which parameters may have: they become "inf" and "nan"
         content = json.loads(executed.read_text(encoding="utf-8"), parse_constant=lambda name: str(float(name)))
         # papermill records absolute paths, which do not belong in a notebook that is passed on
@@ -84,18 +67,30 @@ def run_notebook(
     return executed, html
 
 
-def _execute(source: Path, executed: Path, tries: int, **options: Any) -> None:
+def _execute(source: Path, executed: Path, tries: int, time_limit: float | None, **options: Any) -> None:
     """Call papermill, again if the kernel cannot start."""
     import papermill
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
+    end = time.monotonic() + (time_limit or 0)
+    if time_limit is not None:
+        options["timeout_func"] = lambda cell: max(end - time.monotonic(), 0.1)  # of each cell
     for attempt in range(1, tries + 1):
         try:
             papermill.execute_notebook(
-                str(source), str(executed), kernel_name="python3", autosave_cell_every=10,
-                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # the kernel warns of unencrypted local sockets
-                **options,
-            )  # fmt: skip
+                str(source), str(executed), kernel_name="python3", autosave_cell_every=10, **options
+            )
             return
+        except DeadKernelError:
+            raise ChildProcessError(
+                f"the kernel of {executed.name} has died (was it killed, or out of memory?); the same command resumes from "
+                "the last checkpoint"
+            ) from None
+        except CellTimeoutError:
+            raise TimeoutError(
+                f"notebook {executed.stem} did not end within {time_limit:g} s and was ended; {executed} has its output. A "
+                "longer time limit resumes from the last checkpoint"
+            ) from None
         except Exception as error:
             failed_cell = isinstance(error, papermill.PapermillExecutionError)
             if failed_cell or attempt == tries or not any(text in str(error) for text in START_FAILURES):
