@@ -21,6 +21,7 @@ from hacpo_kit.rewards import boxed_math, reward
 from hacpo_kit.rollouts import Sampling, sample_pool
 from hacpo_kit.runs.changes import check_change, requested_config
 from hacpo_kit.runs.evaluation import evaluate
+from hacpo_kit.runs.exchange import warn_about_unused_peers
 from hacpo_kit.runs.folder import NoFolder, RunFolder, open_folder
 from hacpo_kit.runs.metrics import step_metrics
 from hacpo_kit.runs.record import Plan, read_record, reload_agents, reload_problems
@@ -59,6 +60,7 @@ def step(
     seconds |= divide_time(time.perf_counter() - start, [times for *_, times in learned])
     batches = {agent.name: batch for agent, (batch, _, _) in zip(agents, learned, strict=True)}
     stats = {agent.name: stats for agent, (_, stats, _) in zip(agents, learned, strict=True)}
+    warn_about_unused_peers(stats, config)
     metrics = {**seconds, **step_metrics(pool, capability, config, batches, stats)}
     return StepResult(pool, capability, batches, stats, metrics, config)
 

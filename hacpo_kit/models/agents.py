@@ -24,6 +24,7 @@ from hacpo_kit.models.offload import Offload
 from hacpo_kit.models.optimizers import MasterAdamW
 from hacpo_kit.models.passes import align
 from hacpo_kit.models.sources import without_progress_bars
+from hacpo_kit.models.templates import end_of_turn
 from hacpo_kit.objective import token_logprobs
 
 
@@ -73,9 +74,12 @@ class Agent(BaseAgent):
         self.reference = None  # frozen copy of the initial policy, created by the first update with beta > 0
         self.offload = None if offload is None else Offload(offload)
         self._stored_generation_config = model.generation_config
-        # the tokenizer's end token and those of the stored generation settings (Qwen3 has two)
+        # the end tokens of the stored generation settings (Qwen3 has two), then the tokenizer's
         stored = getattr(model.generation_config, "eos_token_id", None)
-        self.end_ids = {tokenizer.eos_token_id, *(stored if isinstance(stored, list | tuple) else [stored])} - {None}
+        ends = [*(stored if isinstance(stored, list | tuple) else [stored]), tokenizer.eos_token_id]
+        ends = [i for i in ends if i is not None]
+        self.end_ids = set(ends)
+        self.end_id = end_of_turn(tokenizer, self.template if self.chat else None, ends)
         # the checkpoint's own sampling defaults would fill every field that a call leaves open
         model.generation_config = transformers_engine.neutral_generation_config(self)
 

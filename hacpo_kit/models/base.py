@@ -22,6 +22,7 @@ class BaseAgent:
     chat: bool  # whether prompts go through the tokenizer's chat template
     template: dict[str, Any]  # keywords of the chat template
     end_ids: set[int]  # tokens that end a response
+    end_id: int  # the one of them that ends the agent's own responses, and is appended to peer responses
     max_length: int  # longest prompt and response together, in tokens
     description: str
     updates = 0  # optimiser updates since loading
@@ -102,7 +103,7 @@ class BaseAgent:
             return "lossy_reencoding"
         if self.control_ids.intersection(ids):
             return "control_token"
-        ids = [*ids, self.tokenizer.eos_token_id] if ended else ids
+        ids = [*ids, self.end_id] if ended else ids
         if not ids:
             return "empty"
         return "too_long" if len(prompt) + len(ids) > self.max_length else (prompt, tuple(ids))
