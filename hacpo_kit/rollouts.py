@@ -148,7 +148,7 @@ def sample_batches(
     agent: Agent, problems: Sequence[Problem], sampling: Sampling, *, skip: int = 0
 ) -> Iterator[list[Rollout]]:
     """Yield the rollouts of `sample` in batches, without the first `skip` batches; batches are independent."""
-    prompts = [agent.encode_prompt(problem.prompt) for problem in problems]
+    prompts = [agent.encode_problem(problem) for problem in problems]
     for problem, prompt in zip(problems, prompts, strict=True):
         if len(prompt) + sampling.max_new_tokens > agent.max_length:
             raise ValueError(

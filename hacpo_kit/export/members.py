@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hacpo_kit.models.sources import built_in_sets, locate
+from hacpo_kit.models.templates import CLOCK
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ def _load_member(record: Mapping[str, Any], template: Mapping[str, Any]) -> Memb
         )
     path, local = locate(origin)
     options = {**(record.get("template") or {}), **template}
+    if date := options.pop(CLOCK, None):
+        warnings.warn(
+            f"agent {name!r}: the recipe renders its chat template with today's date, not {date}", stacklevel=5
+        )
     if not local and prompt_format == "plain":
         raise ValueError(f"agent {name!r} uses plain prompts, which need its tokenizer; give its folder")
     plain = None

@@ -24,7 +24,7 @@ from hacpo_kit.models.offload import Offload
 from hacpo_kit.models.optimizers import MasterAdamW
 from hacpo_kit.models.passes import align
 from hacpo_kit.models.sources import without_progress_bars
-from hacpo_kit.models.templates import end_of_turn
+from hacpo_kit.models.templates import end_of_turn, with_date
 from hacpo_kit.objective import token_logprobs
 
 
@@ -67,7 +67,7 @@ class Agent(BaseAgent):
         check_tokenizer(tokenizer, name, prompt_format)
         self.name, self.model, self.tokenizer = name, model.eval(), tokenizer
         self.chat = prompt_format == "chat" or (prompt_format == "auto" and bool(tokenizer.chat_template))
-        self.template = dict(template or {})
+        self.template = with_date(tokenizer, template or {}) if self.chat else dict(template or {})
         if engine is not None:
             self.engine = engine
         self.optimizer: MasterAdamW | None = None

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from hacpo_kit.models.templates import render
 
 if TYPE_CHECKING:
     from hacpo_kit.tasks.problems import Problem
@@ -64,6 +69,13 @@ class BaseAgent:
             raise ValueError(f"a prompt of agent {self.name!r} has no tokens: {prompt!r}")
         return tuple(ids)
 
+    def encode_problem(self, problem: Problem) -> tuple[int, ...]:
+        """As `encode_prompt`, for the prompt of a problem, which errors name."""
+        try:
+            return self.encode_prompt(problem.prompt)
+        except ValueError as error:
+            raise ValueError(f"problem {problem.id!r}: {error}") from error
+
     def _encode_text(self, text: str) -> list[int]:
         ids = self.tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]
         if ids and ids[-1] == self.tokenizer.eos_token_id and not text.endswith(self.tokenizer.eos_token):
@@ -76,8 +88,20 @@ class BaseAgent:
                 f"agent {self.name!r} has no chat template, but the prompt is a list of messages; "
                 "give prompts as text, or set tokenizer.chat_template"
             )
-        # to text first: the return type of apply_chat_template(tokenize=True) depends on the version
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template)
+        if messages and messages[-1].get("role") == "assistant":
+            warnings.warn(
+                f"agent {self.name!r}: the last message of a prompt is the assistant's, so the prompt may contain the answer; "
+                "remove that message",
+                stacklevel=4,
+            )
+        try:
+            text = render(self.tokenizer, messages, self.template, prompt=True)
+        except TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ValueError(
+                f"the chat template of agent {self.name!r} refuses a prompt with messages of {roles} ({error}); if it takes no "
+                "system message, write that text into the first message of the user, or use prompt_format='plain'"
+            ) from error
         bos = self.tokenizer.bos_token_id
         # a model whose tokenizer adds BOS was trained with it, also if the template does not contain it
         start = [bos] if bos is not None and self.tokenizer("a")["input_ids"][:1] == [bos] else []
@@ -97,7 +121,7 @@ class BaseAgent:
         Reasons: "lossy_reencoding" (decoding the tokens gives another text), "control_token" (the text contains a control
         token of this agent), "empty" (no tokens), "too_long" (prompt and response exceed `max_length`; nothing is cut).
         """
-        prompt = prompt or self.encode_prompt(problem.prompt)
+        prompt = prompt or self.encode_problem(problem)
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if self.decode(ids) != text:
             return "lossy_reencoding"

@@ -1,4 +1,4 @@
-"""Chat templates: the token that ends a response, for the families of chat models."""
+"""Chat templates: the token that ends a response, for the families of chat models; dates and roles."""
 
 import pytest
 from transformers import GenerationConfig
@@ -39,7 +39,7 @@ FAMILIES = {
 def chat_agent(tiny_agent, tokenizers):
     """chat_agent(family): a small agent with the special tokens, template and end tokens of a family."""
 
-    def make(family, *, ends=None, template=None, **options):
+    def make(family, *, ends=None, template=None, options=None, prompt_format="auto"):
         specials, message, opening, eos, stored, _ = FAMILIES[family]
         template = template or (
             "{% for m in messages %}" + message + "{% endfor %}{% if add_generation_prompt %}" + opening + "{% endif %}"
@@ -48,7 +48,7 @@ def chat_agent(tiny_agent, tokenizers):
         model = tiny_agent(tokenizer).model
         ids = [tokenizer.convert_tokens_to_ids(t) for t in (stored if ends is None else ends)]
         model.generation_config = GenerationConfig(eos_token_id=ids or None)
-        return hk.Agent(model, tokenizer, name=family, **options)
+        return hk.Agent(model, tokenizer, name=family, template=options, prompt_format=prompt_format)
 
     return make
 
@@ -90,3 +90,58 @@ def test_end_of_turn_takes_the_longest_of_tokens_with_the_same_beginning(chat_ag
 
 def test_end_id_of_built_in_agents_is_their_end_token(qwen, llama):
     assert all(agent.end_id == agent.tokenizer.eos_token_id for agent in (qwen, llama))
+
+
+# ── dates and roles ──────────────────────────────────────────────────────────────────────────────────────────────
+
+TODAY = "Today is {{ strftime_now('%d %b %Y') }}. {{ messages[0].content }}"
+
+
+def test_encode_prompt_uses_the_same_date_every_day(chat_agent):
+    agent = chat_agent("llama-3", template=TODAY)
+    assert agent.decode(agent.encode_prompt("1+1=")) == "Today is 26 Jul 2024. 1+1="
+    assert agent.template == {"strftime_now": "2024-07-26"}  # what a run stores and loads again
+    chosen = chat_agent("llama-3", template=TODAY, options={"strftime_now": "2026-01-31"})
+    assert chosen.decode(chosen.encode_prompt("1+1=")) == "Today is 31 Jan 2026. 1+1="
+
+
+def test_agent_template_has_no_date_where_none_is_needed(chat_agent):
+    assert chat_agent("qwen").template == chat_agent("qwen", template=TODAY, prompt_format="plain").template == {}
+
+
+@pytest.mark.parametrize("date", ["31 Jan 2026", "today", 2026])
+def test_agent_refuses_a_date_that_is_none(chat_agent, date):
+    with pytest.raises(ValueError, match=f"strftime_now.*{date}.*2024-07-26"):
+        chat_agent("llama-3", template=TODAY, options={"strftime_now": date})
+
+
+def test_resume_keeps_the_date_of_the_run(chat_agent, tmp_path):
+    agent = chat_agent("llama-3", template=TODAY, options={"strftime_now": "2026-01-31"})
+    agent = hk.load_agent(agent.save(tmp_path / "agent"), device="cpu", template={"strftime_now": "2026-01-31"})
+    config = hk.Config.preset("gspo", prompts_per_step=2, n=2, max_new_tokens=4)
+    problems = hk.load_problems("arithmetic", split="train", size=10)
+    hk.train(agent, problems, config, 1, out=tmp_path / "run", progress="off")
+    run = hk.resume(tmp_path / "run", steps=2, progress="off")
+    assert run.agents[0].template == {"strftime_now": "2026-01-31"}
+    assert "Today is 31 Jan 2026." in run.agents[0].decode(run.agents[0].encode_prompt("1+1="))
+
+
+def test_encode_prompt_warns_about_a_last_message_of_the_assistant(chat_agent):
+    messages = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    with pytest.warns(UserWarning, match="agent 'qwen'.*assistant"):
+        chat_agent("qwen").encode_prompt(messages)
+
+
+def test_rollout_names_agent_and_problem_of_a_refused_system_message(chat_agent):
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TODAY
+    agent = chat_agent("gemma", template=refuses)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
+    problem = hk.Problem("p7", messages, "2")
+    for call in (
+        lambda: hk.rollout(agent, [problem], n=1, progress=False),
+        lambda: agent.view(problem, "2", ended=True),
+    ):
+        with pytest.raises(
+            ValueError, match=r"problem 'p7'.*agent 'gemma'.*system, user \(no system role\).*first message"
+        ):
+            call()
