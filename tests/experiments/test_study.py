@@ -19,7 +19,7 @@ def frame():
     return read_runs(STUDY / "study.parquet")
 
 
-def test_the_study_is_the_one_of_its_yaml_file(frame):
+def test_study_has_the_runs_of_its_yaml_file(frame):
     plan = read_grid(STUDY / "study.yaml")
     assert set(map(str, frame["run"])) == set(plan.runs)
     runs = frame.drop_duplicates("run").set_index("run")
@@ -37,7 +37,7 @@ def test_the_study_is_the_one_of_its_yaml_file(frame):
         assert stored == now
 
 
-def test_every_stored_page_is_small_and_there():
+def test_study_files_exist_and_are_small():
     assert (STUDY / "study.parquet").stat().st_size < 5_000_000
     assert sum(p.stat().st_size for p in (ROOT / "reports").glob("*/*") if p.parent.name != "runs") < 10_000_000
     page = (STUDY / "study.html").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_every_stored_page_is_small_and_there():
 
 
 @pytest.mark.parametrize("agents", KINDS)
-def test_sharing_is_ahead_early_and_with_three_quarters_of_the_rollouts(frame, agents):
+def test_study_shows_sharing_ahead_early_and_with_three_quarters_of_the_rollouts(frame, agents):
     """What the paper is about, on each kind of heterogeneity: more accurate at step 4, whole interval above 0, and cheaper."""
     here = frame[frame["agents"] == agents]
     early = compare.paired_differences(here, "gspo", step=4)

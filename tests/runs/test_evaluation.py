@@ -34,7 +34,7 @@ def test_best_at_refuses_impossible_counts(n, correct, k):
         best_at(n, correct, k)
 
 
-def test_one_answer_is_greedy(llama, problems):
+def test_evaluate_is_greedy_for_one_rollout(llama, problems):
     result = hk.evaluate(llama, problems[:4], progress=False)
     prompts = [llama.encode_prompt(p.prompt) for p in problems[:4]]
     greedy = engine.sample(llama, prompts, temperature=0.0, max_new_tokens=32, seed=0)
@@ -46,7 +46,7 @@ def test_one_answer_is_greedy(llama, problems):
     assert not any(key.startswith("best@") for key in result["llama-differences"])
 
 
-def test_several_answers_give_avg_and_unbiased_best(tiny_agent, say):
+def test_evaluate_returns_avg_and_unbiased_best(tiny_agent, say):
     agent = tiny_agent()
     say(agent, [box(2), box(0), box(0), box(0), box(4), box(4), box(0), box(0)])  # 1 of 4 and 2 of 4 right
     result = hk.evaluate(agent, SUMS, 2, samples=4, progress=False)["tiny"]
@@ -62,7 +62,7 @@ def test_several_answers_give_avg_and_unbiased_best(tiny_agent, say):
     }
 
 
-def test_more_than_one_answer_is_drawn_at_t_1_from_the_seed(llama, problems):
+def test_evaluate_samples_several_rollouts_at_temperature_1_from_the_seed(llama, problems):
     def texts(**options):
         return [r.text for r in hk.evaluate(llama, problems[:4], 4, progress=False, **options).answers]
 
@@ -70,7 +70,7 @@ def test_more_than_one_answer_is_drawn_at_t_1_from_the_seed(llama, problems):
     assert len(set(texts()[:4])) > 1
 
 
-def test_evaluation_has_a_stream_of_its_own(tiny_agent, problems):
+def test_evaluate_uses_random_streams_of_its_own(tiny_agent, problems):
     agent = tiny_agent()
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -81,7 +81,7 @@ def test_evaluation_has_a_stream_of_its_own(tiny_agent, problems):
     assert not {r.text for r in answers} & {r.text for r in trained_on}
 
 
-def test_a_reward_of_ones_own(tiny_agent, say):
+def test_evaluate_takes_another_reward_function(tiny_agent, say):
     agent = tiny_agent()
     say(agent, ["abc", "abcd"])
     asked = []
@@ -99,7 +99,7 @@ def test_a_reward_of_ones_own(tiny_agent, say):
     assert best == 0.5  # nothing right for the first problem, one right answer to the second
 
 
-def test_unscorable_answers_do_not_count_and_are_reported(tiny_agent, say):
+def test_evaluate_excludes_and_counts_unscorable_rollouts(tiny_agent, say):
     agent = tiny_agent()
     say(agent, ["yes", "no", "?", "?"])
 
@@ -116,13 +116,13 @@ def test_unscorable_answers_do_not_count_and_are_reported(tiny_agent, say):
     assert np.isnan(nothing["avg@1"]) and nothing["unscorable"] == 2
 
 
-def test_cut_answers_are_counted(tiny_agent, say):
+def test_evaluate_counts_cut_rollouts(tiny_agent, say):
     agent = tiny_agent()
     say(agent, [box(2), "1" * 30])
     assert hk.evaluate(agent, SUMS, max_new_tokens=12, progress=False)["tiny"]["cut"] == 1
 
 
-def test_batches_and_order_are_kept_for_several_agents(pair, problems):
+def test_evaluate_does_not_depend_on_the_batch_size_and_keeps_the_order(pair, problems):
     whole, parts = (hk.evaluate(pair, problems[:5], batch_size=size, progress=False) for size in (512, 2))
     assert [r.token_ids for r in whole.answers] == [r.token_ids for r in parts.answers]  # greedy: no chance in it
     assert [(r.source, r.problem) for r in whole.answers] == [(a.name, p.id) for a in pair for p in problems[:5]]
@@ -142,12 +142,12 @@ def test_batches_and_order_are_kept_for_several_agents(pair, problems):
         ({"max_new_tokens": 1000}, "exceed the 256 positions of agent 'tiny'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tiny_agent, options, message):
+def test_evaluate_refuses_invalid_options(tiny_agent, options, message):
     with pytest.raises(ValueError, match=message):
         hk.evaluate(tiny_agent(), SUMS, progress=False, **options)
 
 
-def test_names_that_stand_for_two_things_are_refused(tiny_agent):
+def test_evaluate_refuses_repeated_names(tiny_agent):
     """One result would hide the other, and one gold answer would judge both."""
     with pytest.raises(ValueError, match="agents with the same name: 'tiny'"):
         hk.evaluate([tiny_agent(), tiny_agent(seed=1)], SUMS, progress=False)

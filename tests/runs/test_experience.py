@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
 # ── the record ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_record_holds_what_update_saw(runs):
+def test_experience_holds_what_update_used(runs):
     """Every rollout of the last step, with the ratios, mini-batches and P̂ that the step itself returned."""
     run = runs["hacpo"]
     experience = Experience.of_run(run.folder)
@@ -63,7 +63,7 @@ def test_the_record_holds_what_update_saw(runs):
     }
 
 
-def test_a_pool_scored_before_the_update_is_what_its_first_mini_batch_sees(pair, problems):
+def test_experience_of_a_pool_equals_that_of_the_first_mini_batch(pair, problems):
     pool = hk.reward(hk.rollout(pair, problems[:6], n=4, progress=False))
     capability, config = hk.Capability().observe(pool), hk.Config(**SMALL)
     before = Experience.of_pool(pool, pair, capability, config)
@@ -84,7 +84,7 @@ def test_a_pool_scored_before_the_update_is_what_its_first_mini_batch_sees(pair,
         Experience.of_pool(pool, pair, capability, config, stats)
 
 
-def test_what_a_learner_cannot_use_is_recorded_with_its_reason(pair, problems, say):
+def test_experience_has_the_reason_of_each_excluded_rollout(pair, problems, say):
     from hacpo_kit.rewards import boxed_math
 
     say(pair[1], ["�", "\\boxed{1}", "\\boxed{2}", "\\boxed{3}"])
@@ -111,7 +111,7 @@ def _pool_index(pool, rows):
     return [where[key] for key in zip(rows["source"], rows["problem"], rows["sample"], strict=True)]
 
 
-def test_a_record_survives_its_file(tmp_path, runs):
+def test_experience_is_read_back_unchanged(tmp_path, runs):
     experience = Experience.of_run(runs["hacpo"].folder, 2)
     experience.frame.loc[0, "text"] = "<script>alert(1)</script> $x$ \x00 \ud83d".encode("utf-8", "replace").decode()
     path = experience.save(tmp_path / "a" / "b.parquet")
@@ -122,7 +122,7 @@ def test_a_record_survives_its_file(tmp_path, runs):
     assert list(again.frame) == list(COLUMNS)
 
 
-def test_only_the_last_hundred_steps_of_rewards_are_kept(tmp_path, experience_of):
+def test_experience_keeps_the_rewards_of_the_last_hundred_steps(tmp_path, experience_of):
     capability = Capability()
     for step in range(150):
         capability = capability.with_step({"A": step / 150, "B": 0.5})
@@ -133,7 +133,7 @@ def test_only_the_last_hundred_steps_of_rewards_are_kept(tmp_path, experience_of
 
 
 @pytest.mark.parametrize("bad", ["text", "parquet", "version", "columns"])
-def test_another_file_is_refused_by_name(tmp_path, bad, experience_of):
+def test_experience_refuses_another_file_by_name(tmp_path, bad, experience_of):
     path = tmp_path / "step-000001.parquet"
     if bad == "text":
         path.write_text("no Parquet")
@@ -153,7 +153,7 @@ def test_another_file_is_refused_by_name(tmp_path, bad, experience_of):
         Experience.load(path)
 
 
-def test_a_damaged_file_is_never_read_as_another(tmp_path, experience_of):
+def test_experience_never_reads_a_damaged_file(tmp_path, experience_of):
     """Bytes that changed, anywhere, and cuts: refused with the file's name, or read as it was written."""
     experience = experience_of(np.linspace(0.5, 1.5, 40), np.arange(40) % 2 == 0)
     path = experience.save(tmp_path / "step-000001.parquet")
@@ -185,7 +185,7 @@ def _loaded(path):
      {"capability": {"window": 0, "history": {}}}, {"capability": {"window": 5, "history": [1]}}],
     ids=str,
 )  # fmt: skip
-def test_a_file_about_something_else_is_refused_by_name(tmp_path, about, experience_of):
+def test_experience_refuses_a_file_with_other_metadata(tmp_path, about, experience_of):
     import pyarrow.parquet as pq
 
     path = experience_of([1.0], [True]).save(tmp_path / "step-000001.parquet")
@@ -197,7 +197,7 @@ def test_a_file_about_something_else_is_refused_by_name(tmp_path, about, experie
         Experience.load(path)
 
 
-def test_a_full_disk_is_said_with_the_name_and_leaves_nothing(tmp_path, experience_of):
+def test_experience_on_a_full_disk_names_the_file_and_leaves_none(tmp_path, experience_of):
     import resource
     import signal
 
@@ -213,7 +213,7 @@ def test_a_full_disk_is_said_with_the_name_and_leaves_nothing(tmp_path, experien
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_not_recorded_is_named(tmp_path, runs):
+def test_experience_names_a_step_that_was_not_recorded(tmp_path, runs):
     with pytest.raises(FileNotFoundError, match="record_every=1"):
         Experience.of_run(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"step 9 .*recorded steps: "):
@@ -222,7 +222,7 @@ def test_what_was_not_recorded_is_named(tmp_path, runs):
         Experience.load(tmp_path / "nothing.parquet")
 
 
-def test_intervals(tmp_path):
+def test_record_every_selects_the_steps(tmp_path):
     run = train(tmp_path, steps=4, record_every=2)
     assert recorded_steps(run.folder) == [2, 4]
     assert json.loads((run.folder / "run.json").read_text())["record_every"] == 2
@@ -234,12 +234,12 @@ def test_intervals(tmp_path):
         train(tmp_path / "x", record_every=-1)
 
 
-def test_nothing_is_recorded_with_zero_or_without_a_folder(tmp_path):
+def test_record_every_zero_records_nothing(tmp_path):
     assert recorded_steps(train(tmp_path, steps=1, record_every=0).folder) == []
     assert not (tmp_path / "run" / "experience").exists()
 
 
-def test_a_resumed_run_forgets_what_it_makes_again(tmp_path):
+def test_recorded_steps_after_the_checkpoint_are_removed(tmp_path):
     """Steps beyond the restored checkpoint are removed, half-written files too, and made again the same."""
     whole = train(tmp_path / "whole", steps=4, save_every=2)
     folder = train(tmp_path, steps=2, save_every=2).folder
@@ -253,7 +253,7 @@ def test_a_resumed_run_forgets_what_it_makes_again(tmp_path):
         pd.testing.assert_frame_equal(one, two)
 
 
-def test_a_step_without_any_reward_is_recorded(tmp_path, problems):
+def test_experience_of_a_step_without_rewards(tmp_path, problems):
     config = hk.Config(**SMALL)
     agents = hk.load_agents("tiny-model-pair", device="cpu")
     unknown = hk.load_problems([{"prompt": p.prompt, "gold": ""} for p in problems[:8]])
@@ -265,7 +265,7 @@ def test_a_step_without_any_reward_is_recorded(tmp_path, problems):
         Replay(experience)
 
 
-def test_a_record_is_small(runs):
+def test_experience_files_are_small(runs):
     sizes = [path_of(runs["hacpo"].folder, s).stat().st_size for s in recorded_steps(runs["hacpo"].folder)]
     assert max(sizes) < 20_000  # 96 rows
     assert all(Path(p).suffix == ".parquet" for p in (runs["hacpo"].folder / "experience").iterdir())

@@ -32,7 +32,7 @@ def gradient_of_update(agent, batch, config, monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_parts_add_up_to_the_gradient_of_the_update(scored, monkeypatch, method):
+def test_gradient_parts_add_up_to_the_gradient_of_the_update(scored, monkeypatch, method):
     agents, pool, capability = scored
     config = hk.Config.preset(method, microbatch_tokens=400)
     batch = hk.advantage(pool, agents[0], capability, config)
@@ -54,7 +54,7 @@ def test_parts_add_up_to_the_gradient_of_the_update(scored, monkeypatch, method)
         assert row["rollouts"] == int((mine & signs[sign]).sum())
 
 
-def test_own_rollouts_only_is_one_row_with_the_whole_gradient(scored):
+def test_gradient_parts_of_own_rollouts_are_one_row_with_the_whole_gradient(scored):
     agents, pool, capability = scored
     alone = pool.restricted_to(agents[0].name)
     batch = hk.advantage(alone, agents[0], capability, hk.Config())
@@ -65,7 +65,7 @@ def test_own_rollouts_only_is_one_row_with_the_whole_gradient(scored):
     assert [row[c] for c in ("cosine_own", "cosine_total", "share")] == pytest.approx([1, 1, 1], abs=1e-5)
 
 
-def test_gradient_is_that_of_finite_differences(tiny_agent, say, problems):
+def test_part_gradients_equal_finite_differences(tiny_agent, say, problems):
     """Float64, along the part's own direction and a random one; m > 0, so that the band has moved."""
     agents = [tiny_agent(name="A", absolute=True), tiny_agent(name="B", seed=1, absolute=True)]  # float64 throughout
     for agent in agents:
@@ -104,7 +104,7 @@ def test_gradient_is_that_of_finite_differences(tiny_agent, say, problems):
             assert part.gradient.norm() > 1e-4
 
 
-def test_it_only_looks(scored):
+def test_gradient_parts_changes_neither_agent_nor_random_state(scored):
     agents, pool, capability = scored
     agent, config = agents[0], hk.Config(minibatch=16)
     batch = hk.advantage(pool, agent, capability, config)
@@ -125,7 +125,7 @@ def test_it_only_looks(scored):
     assert all(bool((p.grad == 1).all()) for p in agent.model.parameters())
 
 
-def test_the_band_of_a_later_update_lets_fewer_peer_rollouts_teach(scored):
+def test_gradient_parts_of_a_later_update_clip_more_peer_rollouts(scored):
     agents, pool, capability = scored
     config = hk.Config(delta=0.4, delta_step=0.1)
     batch = hk.advantage(pool, agents[0], capability, config)
@@ -136,7 +136,7 @@ def test_the_band_of_a_later_update_lets_fewer_peer_rollouts_teach(scored):
     assert shut["norm"] == 0 and math.isnan(shut["cosine_own"]) and shut["share"] == 0
 
 
-def test_kl_is_a_part_of_its_own(fresh_agent, problems, monkeypatch):
+def test_gradient_parts_have_a_part_for_the_kl(fresh_agent, problems, monkeypatch):
     agent = fresh_agent("qwen3-sums")
     config = hk.Config.preset("gspo", beta=0.5, n=4, minibatch=16, lr=1e-3, warmup=0)
     first = hk.step([agent], problems[:8], hk.Capability(), config)
@@ -153,7 +153,7 @@ def test_kl_is_a_part_of_its_own(fresh_agent, problems, monkeypatch):
         gradient_parts(late, first.batches[agent.name], config)
 
 
-def test_equal_rewards_have_no_direction(scored):
+def test_gradient_parts_of_equal_rewards_are_zero_and_their_cosines_nan(scored):
     agents, pool, capability = scored
     pool = pool.with_rewards([1.0] * len(pool), ["correct"] * len(pool))
     table = gradient_parts(agents[0], hk.advantage(pool, agents[0], capability, hk.Config()), hk.Config(), by="sign")
@@ -161,7 +161,7 @@ def test_equal_rewards_have_no_direction(scored):
     assert table[["cosine_own", "cosine_total", "share"]].isna().all(axis=None)
 
 
-def test_refusals(scored):
+def test_gradient_parts_refuses_invalid_batches_and_options(scored):
     agents, pool, capability = scored
     config = hk.Config()
     batch = hk.advantage(pool, agents[0], capability, config)
@@ -173,15 +173,15 @@ def test_refusals(scored):
         gradient_parts(agents[0], batch, hk.Config.preset("grpo"))
     with pytest.raises(ValueError, match=f"2 labels for {len(batch)} rollouts"):
         part_gradients(agents[0], batch, config, ["a", "b"])
-    nobody = hk.advantage(pool.with_rewards([None] * len(pool), ["unscorable"] * len(pool)), agents[0], {}, config)
+    empty = hk.advantage(pool.with_rewards([None] * len(pool), ["unscorable"] * len(pool)), agents[0], {}, config)
     with pytest.raises(ValueError, match=r"no rollouts.*unscorable"):
-        gradient_parts(agents[0], nobody, config)
+        gradient_parts(agents[0], empty, config)
     batch.source_mean_logp[0] = float("-inf")
     with pytest.raises(FloatingPointError, match="not finite"):
         gradient_parts(agents[0], batch, config)
 
 
-def test_cosine():
+def test_cosine_of_parallel_opposite_and_zero_gradients():
     a = torch.tensor([1.0, 2.0])
     assert cosine(a, 3 * a) == pytest.approx(1) and cosine(a, -a) == pytest.approx(-1)
     assert math.isnan(cosine(a, 0 * a))

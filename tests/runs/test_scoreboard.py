@@ -29,7 +29,7 @@ def answers(folder):
     return {p.relative_to(folder).as_posix(): read_lines(p) for p in folder.rglob("*.jsonl")}
 
 
-def test_scores_are_those_of_evaluate(two, tmp_path):
+def test_evaluate_sets_returns_the_scores_of_evaluate(two, tmp_path):
     board = hk.evaluate_sets(two, SETS, tmp_path, samples=3, **HOW)
     for (name, problems), agent in itertools.product(SETS.items(), two):
         alone = hk.evaluate(agent, problems, samples=3, **HOW)
@@ -44,7 +44,7 @@ def test_scores_are_those_of_evaluate(two, tmp_path):
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-def test_stopped_anywhere_it_ends_the_same(two, tmp_path, samples):
+def test_evaluate_sets_resumes_after_a_stop_at_any_rollout(two, tmp_path, samples):
     whole = hk.evaluate_sets(two, SETS, tmp_path / "whole", samples=samples, **HOW)
     count = 2 * 8 * samples
     for stop in range(0, count, 11):
@@ -60,21 +60,21 @@ def test_stopped_anywhere_it_ends_the_same(two, tmp_path, samples):
             hk.evaluate_sets(two, SETS, folder, samples=samples, reward_function=interrupted, **HOW)
         done = sum(map(len, answers(folder).values()))
         assert done <= stop
-        asked = []
+        scored = []
 
-        def counted(response, gold, asked=asked):
-            asked.append(response)
+        def counted(response, gold, scored=scored):
+            scored.append(response)
             return boxed_math(response, gold)
 
         counted.__qualname__ = boxed_math.__qualname__
         again = hk.evaluate_sets(two, SETS, folder, samples=samples, reward_function=counted, **HOW)
         assert again.scores == whole.scores and answers(folder) == answers(tmp_path / "whole")
-        assert len(asked) == count - done  # no finished batch is asked again
+        assert len(scored) == count - done  # no finished batch is scored again
         for file in ("eval.json", "eval.md", "eval.csv"):
             assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-def test_a_file_cut_at_any_byte_goes_on(two, tmp_path):
+def test_finished_batches_of_a_file_that_was_cut_at_any_byte(two, tmp_path):
     hk.evaluate_sets(two[:1], SETS, tmp_path, samples=2, **HOW)
     path = tmp_path / "answers" / "a" / "easy.jsonl"
     rows, text = read_lines(path), path.read_bytes()
@@ -88,7 +88,7 @@ def test_a_file_cut_at_any_byte_goes_on(two, tmp_path):
     assert path.read_bytes() == text
 
 
-def test_other_settings_are_refused_and_more_agents_and_sets_are_not(two, tiny_agent, tmp_path):
+def test_evaluate_sets_refuses_other_settings_and_takes_more_agents_and_sets(two, tiny_agent, tmp_path):
     hk.evaluate_sets(two[:1], {"easy": SETS["easy"]}, tmp_path, **HOW)
     for sets, options, message in (
         (SETS, {"max_new_tokens": 7}, "set easy, max_new_tokens: 6 → 7"),
@@ -106,7 +106,7 @@ def test_other_settings_are_refused_and_more_agents_and_sets_are_not(two, tiny_a
     assert list(board.scores) == ["a", "b"] and list(board.metrics) == ["easy", "hard"]
 
 
-def test_the_table_says_what_its_reader_has_to_know(two, tmp_path, say):
+def test_scoreboard_names_cut_and_unscorable_rollouts(two, tmp_path, say):
     say(two[0], [r"\boxed{0}", r"\boxed{2}", "0" * 40])
     with pytest.warns(UserWarning, match="no reference answer"):
         own = hk.load_problems([{"prompt": p, "gold": g} for p, g in (("0", "0"), ("1", ""), ("2", "4"))])
@@ -119,7 +119,7 @@ def test_the_table_says_what_its_reader_has_to_know(two, tmp_path, say):
     assert "own: 1 of 3 problems have no reference answer" in text
 
 
-def test_a_set_where_nothing_can_be_scored_has_no_score(two, tmp_path):
+def test_scoreboard_has_no_score_for_a_set_without_scorable_rollouts(two, tmp_path):
     def nothing(response, gold):
         return Verdict(None, "error")
 
@@ -128,23 +128,23 @@ def test_a_set_where_nothing_can_be_scored_has_no_score(two, tmp_path):
     assert json.loads((tmp_path / "eval.json").read_text())["scores"]["a"]["easy"]["avg@1"] is None
 
 
-def test_every_set_has_its_own_metric(tmp_path):
+def test_open_sets_gives_each_set_its_metric(tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": "1+2?", "answer": "3"}\n')
 
-    def asked(*args, **options):
+    def settings_of(*args, **options):
         return [
             (s.name, len(s.problems), s.metric, s.sampling.n, s.sampling.temperature, s.sampling.max_new_tokens)
             for s in open_sets(*args, **options)
         ]
 
-    assert asked([f"aime25={file}", "sums"], limit=1) == [
+    assert settings_of([f"aime25={file}", "sums"], limit=1) == [
         ("aime25", 1, "best@30", 30, 1.0, 4096),
         ("sums", 1, "avg@1", 1, 0.0, 32),
     ]
-    assert asked([f"aime25={file}"], samples=8) == [("aime25", 2, "best@8", 8, 1.0, 4096)]
-    assert asked(["larger"], samples=8, max_new_tokens=9) == [("larger", 400, "avg@8", 8, 1.0, 9)]
-    assert asked(["mixed"], k=2, samples=8, temperature=0.5) == [("mixed", 400, "best@2", 8, 0.5, 32)]
+    assert settings_of([f"aime25={file}"], samples=8) == [("aime25", 2, "best@8", 8, 1.0, 4096)]
+    assert settings_of(["larger"], samples=8, max_new_tokens=9) == [("larger", 400, "avg@8", 8, 1.0, 9)]
+    assert settings_of(["mixed"], k=2, samples=8, temperature=0.5) == [("mixed", 400, "best@2", 8, 0.5, 32)]
     for sets, options, message in (
         (["sums", "sums"], {}, "different names"),
         ([], {}, "different names"),
@@ -155,7 +155,7 @@ def test_every_set_has_its_own_metric(tmp_path):
             open_sets(sets, **options)
 
 
-def test_the_command(tmp_path):
+def test_eval_command_prints_a_table_and_names_faults(tmp_path):
     command = ["eval", "tiny-model-pair", "again=llama-differences", "--on", "sums,differences", "--limit", "3",
                "--out", str(tmp_path / "out")]  # fmt: skip
     done = CliRunner().invoke(main, command)
