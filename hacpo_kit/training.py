@@ -231,7 +231,9 @@ def resume(
         raise FileNotFoundError(f"{folder} holds no run: run.json is missing")
     config, record = Config.read(folder / "config.json"), read_record(folder)
     if reward_function is None and record["reward_function"] != boxed_math.__qualname__:
-        raise ValueError(f"run {folder} used the reward function {record['reward_function']}; pass reward_function=")
+        raise ValueError(
+            f"run {folder} used reward function {record['reward_function']}; call hk.resume with reward_function="
+        )
     if agents is None:
         agents = reload_agents(record, loading or {})
     problems = reload_problems(folder, record["problems"]) if problems is None else problems

@@ -94,8 +94,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     if stored.pop("sha256", None) != _digest(stored):
         raise OSError(f"{folder / 'state.json'} is damaged: its checksum is wrong")
     for name, digest in stored["files"].items():
-        if not (folder / name).is_file():
-            raise OSError(f"{folder / name} is missing")
         if _file_digest(folder / name) != digest:
             raise OSError(f"{folder / name} is damaged: its checksum is wrong")
     return stored

@@ -63,11 +63,11 @@ class RunFolder:
         record = plan.record(agents, config)
         self._check(record, config)
         self.path.mkdir(parents=True, exist_ok=True)
-        for folder in (self.path, self.path / "checkpoints", self.path / "experience"):
+        for folder in (self.path, *(self.path / name for name in ("checkpoints", "experience", "problems"))):
             remove_leftovers(folder)
         write_json(self.path / "config.json", config.to_dict())
-        store_problems(self.path, plan)
         write_json(self.path / "run.json", record)
+        store_problems(self.path, plan)
         state = restore_newest(self.path, agents)
         if state is None:
             if any(agent.updates for agent in agents):
@@ -180,18 +180,13 @@ def open_folder(out: str | Path | None) -> Iterator[RunFolder | NoFolder]:
 
 def sample_rows(result: StepResult, count: int) -> list[dict[str, Any]]:
     """Return up to `count` rollouts of each agent for one problem, with reward and every learner's advantage."""
-    advantages: dict[int, dict[str, float]] = {}
-    for name, batch in result.batches.items():
-        for index, value in zip(batch.index, batch.advantages.tolist(), strict=True):
-            advantages.setdefault(index, {})[name] = value
     problem = result.pool.problems[result.pool.informative_problem]
-    rows, counts = [], Counter()
+    about = {"step": result.metrics["step"], "problem": problem.id, "prompt": problem.prompt, "gold": problem.gold}
+    advantages = {n: dict(zip(b.index, b.advantages.tolist(), strict=True)) for n, b in result.batches.items()}
+    rows = []
     for index, r in enumerate(result.pool):
-        if r.problem == problem.id and counts[r.source] < count:
-            counts[r.source] += 1
-            row = {"step": result.metrics["step"], "problem": r.problem, "prompt": problem.prompt, "gold": problem.gold}
-            row |= {"source": r.source, "text": r.text, "reward": r.reward, "status": r.status}
-            rows.append(
-                {**row, "length": len(r.token_ids), "mean_logp": r.mean_logp(), "advantage": advantages.get(index, {})}
-            )
+        if r.problem == problem.id and r.sample < count:
+            row = {**about, "source": r.source, "text": r.text, "reward": r.reward, "status": r.status}
+            of_learners = {name: values[index] for name, values in advantages.items() if index in values}
+            rows.append({**row, "length": len(r.token_ids), "mean_logp": r.mean_logp(), "advantage": of_learners})
     return rows

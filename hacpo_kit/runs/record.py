@@ -187,7 +187,9 @@ def reload_agents(record: Mapping[str, Any], loading: Mapping[str, Any]) -> list
     Raises ValueError if an agent was made from a model in memory. Warns if there is no Ray for agents in Ray workers.
     """
     if unknown := [agent["name"] for agent in record["agents"] if agent["origin"] is None]:
-        raise ValueError(f"agents {unknown} were made from models in memory and cannot be loaded again; pass agents=")
+        raise ValueError(
+            f"agents {unknown} were made from models in memory and cannot be loaded again; call hk.resume with agents="
+        )
     options = {name: value for name, value in loading.items() if name not in PLACEMENT}
     placement = {**(record["workers"] or {}), **{name: loading[name] for name in PLACEMENT if name in loading}}
     sources = [(agent["origin"], {**_recorded_options(agent), **options}) for agent in record["agents"]]
@@ -226,5 +228,7 @@ def reload_problems(folder: Path, about: Mapping[str, Any] | None) -> Problems |
         return about and load_problems(**about["source"])
     path = _stored_problems(folder, about)
     if not path.exists():
-        raise ValueError(f"{path} is missing: the run used problems from memory; pass problems=, test= or tests= again")
+        raise ValueError(
+            f"{path} is missing: the run used problems from memory; call hk.resume with problems=, test= or tests="
+        )
     return load_problems([Problem(**row) for row in read_lines(path)])

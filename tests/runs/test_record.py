@@ -96,7 +96,7 @@ def test_problems_from_memory_are_stored_with_the_run_and_a_resumed_run_loads_th
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert without_times(lines)[-1] == without_times(whole.history)[-1] and run.state.step == 1
     shutil.rmtree(tmp_path / "problems")
-    with pytest.raises(ValueError, match=r"problems.* is missing.*pass problems="):
+    with pytest.raises(ValueError, match=r"problems.* is missing.*problems="):
         hk.resume(tmp_path)
 
 

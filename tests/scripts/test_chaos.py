@@ -52,7 +52,7 @@ LAST = "checkpoints/step-000002"
         (lambda run: _shorter(run / "run.json", 9), "run.json", True),
         (lambda run: _shorter(path_of(run, 1)), "half a table", True),
         (lambda run: _shorter(run / LAST / "optimizers/qwen3-sums.safetensors"), "is damaged", True),
-        (lambda run: (run / LAST / "agents/qwen3-sums/model.safetensors").unlink(), "is missing", True),
+        (lambda run: (run / LAST / "agents/qwen3-sums/model.safetensors").unlink(), "No such file", True),
         (lambda run: _shorter(run / "metrics.jsonl"), "ends with half a line", False),
         (lambda run: _other_line(run / "metrics.jsonl"), "metrics.jsonl differs: 3 lines here, 3 there", False),
         (lambda run: shutil.copyfile(path_of(run, 1), path_of(run, 2)), "the experience of step 2 differs", False),
