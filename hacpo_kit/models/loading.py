@@ -10,7 +10,7 @@ import torch
 
 from hacpo_kit.config import did_you_mean
 from hacpo_kit.models.agents import Agent
-from hacpo_kit.models.base import BaseAgent, check_tokenizer
+from hacpo_kit.models.base import BaseAgent, check_tokenizer, warn_about_bos
 from hacpo_kit.models.engines.base import ENGINES
 from hacpo_kit.models.lora import add_adapter
 from hacpo_kit.models.memory import check_fits
@@ -23,6 +23,10 @@ from hacpo_kit.models.sources import (
     without_progress_bars,
 )
 
+# options of `load_agent` that a run records; prompt_format and template are those of the agent
+RECORDED = (
+    "device", "dtype", "attention", "gradient_checkpointing", "lora", "revision", "engine", "engine_options", "offload",
+)  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 
 
@@ -32,13 +36,17 @@ def load_agents(
     workers: str | None = None,
     threads: int | None = None,
     num_gpus: float | None = None,
+    prompt_format: str | Sequence[str] | Mapping[str, str] = "auto",
     **options: Any,
 ) -> list[BaseAgent]:
     """Load the agents of a built-in set ("tiny-model-pair"), or one per name in a list; `options` as in `load_agent`.
 
-    Agents with the same name are numbered #2, #3, …. With workers="ray" each agent is in a process of its own, on the Ray
-    cluster of RAY_ADDRESS or otherwise on this machine, with `threads` CPU threads (default: this process's threads,
-    divided among the agents) and `num_gpus` GPUs (default: 1 if the cluster has GPUs); the agents work in parallel.
+    `prompt_format` is one format for all agents, a list with one for each, or a mapping from names of this list to formats
+    ("auto" for the others). Agents with the same name are numbered #2, #3, ….
+
+    With workers="ray" each agent is in a process of its own, on the Ray cluster of RAY_ADDRESS or otherwise on this machine,
+    with `threads` CPU threads (default: this process's threads, divided among the agents) and `num_gpus` GPUs (default: 1 if
+    the cluster has GPUs); the agents work in parallel.
 
     Raises ValueError for an unknown set, the same Agent twice, more GPUs than the cluster has, and a loaded Agent with
     `workers`; ModuleNotFoundError without Ray.
@@ -51,7 +59,24 @@ def load_agents(
                 "use a list for other agents"
             )
         names = sets[names]["agents"]
-    return load_each([(name, options) for name in names], workers=workers, threads=threads, num_gpus=num_gpus)
+    formats = _each_format(prompt_format, names)
+    sources = [(name, {**options, "prompt_format": each}) for name, each in zip(names, formats, strict=True)]
+    return load_each(sources, workers=workers, threads=threads, num_gpus=num_gpus)
+
+
+def _each_format(prompt_format: str | Sequence[str] | Mapping[str, str], names: Sequence[Any]) -> list[str]:
+    """Return the prompt format of each agent."""
+    if isinstance(prompt_format, str):
+        return [prompt_format] * len(names)
+    if isinstance(prompt_format, Mapping):
+        if unknown := set(prompt_format) - {str(name) for name in names}:
+            raise ValueError(
+                f"prompt_format names {sorted(unknown)}, which is not among {[str(name) for name in names]}"
+            )
+        return [prompt_format.get(str(name), "auto") for name in names]
+    if len(prompt_format) != len(names):
+        raise ValueError(f"prompt_format has {len(prompt_format)} entries for {len(names)} agents; give one for each")
+    return list(prompt_format)
 
 
 def load_each(
@@ -123,15 +148,13 @@ def load_agent(
     Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be loaded, ValueError for an
     unusable model or option, MemoryError for a model that does not fit, ModuleNotFoundError for a missing extra.
     """
-    from transformers import AutoTokenizer
-
+    chosen = dict(locals())
     where, is_local = locate(source)
     sampler, precision, name = _engine(engine, engine_options), _dtype(dtype), name or Path(str(source)).name
     device = device or ("cuda" if torch.cuda.is_available() and not is_built_in(source) else "cpu")
     options = source_options(source, revision, trust_remote_code)
     with without_progress_bars():
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
-        check_tokenizer(tokenizer, name, prompt_format)
+        tokenizer = _read_tokenizer(where, name, prompt_format, options)
         check_fits(where, precision, "cpu" if offload else device, **options)
         model = _read_model(where, len(tokenizer), precision, attention, options)
     if gradient_checkpointing:
@@ -142,14 +165,22 @@ def load_agent(
         model if offload else model.to(device), tokenizer, name=name, offload=device if offload else None,
         prompt_format=prompt_format, template=template, engine=sampler,
     )  # fmt: skip
+    warn_about_bos(agent)
     # absolute, so that a run finds the folder from any working directory
     agent.origin = str(Path(where).resolve()) if is_local and not is_built_in(source) else str(source)
-    agent.loading = dict(
-        device=str(device), dtype=str(precision).removeprefix("torch."), attention=attention,
-        gradient_checkpointing=gradient_checkpointing, lora=lora if isinstance(lora, bool | None) else dict(lora),
-        revision=revision, engine=engine, engine_options=dict(engine_options) if engine_options else None, offload=offload,
-    )  # fmt: skip
+    chosen.update(device=str(device), dtype=str(precision).removeprefix("torch."))
+    agent.loading = {
+        name: dict(chosen[name]) if isinstance(chosen[name], Mapping) else chosen[name] for name in RECORDED
+    }
     return agent
+
+
+def _read_tokenizer(where: str, name: str, prompt_format: str, options: dict[str, Any]):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(where, **options)
+    check_tokenizer(tokenizer, name, prompt_format)
+    return tokenizer
 
 
 def _read_model(where: str, tokens: int, precision: torch.dtype, attention: str | None, options: dict[str, Any]):

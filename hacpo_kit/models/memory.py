@@ -119,14 +119,16 @@ def estimate(
     alive at the same time are counted. The attention is assumed to be fused, as transformers' default is.
 
     `agents`: names, sets, folders, hub ids, loaded agents, or a mapping from names to transformers configs. Prompts have
-    `prompt_tokens` tokens, responses `max_new_tokens`. `device_memory` (bytes) defaults to the device's. `loading`: options
-    of `load_agent`: dtype, lora, gradient_checkpointing, offload, engine, engine_options, revision, trust_remote_code.
+    `prompt_tokens` tokens, responses `max_new_tokens`. `device_memory` (bytes) defaults to the device's; with a size but no
+    `device` it is a GPU's. `loading`: options of `load_agent`: dtype, lora, gradient_checkpointing, offload, engine,
+    engine_options, revision, trust_remote_code.
 
     Raises ValueError for a model that cannot be created, OSError for one that cannot be loaded, TypeError for other options,
     ModuleNotFoundError for `lora` without peft.
     """
+    device = device or ("cuda" if torch.cuda.is_available() or device_memory is not None else "cpu")
     if device_memory is None:
-        device_memory = _total_memory(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device_memory = _total_memory(device)
     trust = {name: loading.pop(name) for name in ("revision", "trust_remote_code") if name in loading}
     models = {
         name: source.model.config if isinstance(source, BaseAgent) else read_config(source, **trust)
@@ -138,7 +140,7 @@ def estimate(
         raise TypeError(f"estimate() has no option {unknown[0]!r}; it takes {', '.join(known)}")
     options = {name: loading[name] for name in META_OPTIONS if name in loading}
     metas = {name: meta_agent(model, **options) for name, model in models.items()}
-    plan = Plan(config or Config(), prompt_tokens, device_memory, metas, loading)
+    plan = Plan(config or Config(), prompt_tokens, device, device_memory, metas, loading)
     phases = tuple(plan.phase(name, phase) for name in models for phase in PHASES)
     advice = tuple(plan.advice(p) for p in phases if p.total > usable(device_memory))
     kept = {name: sum(parts.values()) for name, parts in plan.kept.items()}
@@ -162,6 +164,7 @@ class Plan:
 
     config: Config
     prompt: int  # tokens
+    device: str
     device_memory: int  # bytes
     agents: Mapping[str, Agent]  # on the meta device
     loading: Mapping[str, Any]
@@ -219,7 +222,7 @@ class Plan:
         half = str(loading.get("dtype", "float32")).removeprefix("torch.") in ("bfloat16", "float16")
         smaller = {
             "offload=True": len(self.agents) > 1 and not self.offload,
-            "dtype='bfloat16'": not half,
+            "dtype='bfloat16'": not half and native_bfloat16(self.device),
             f"rollout_batch below {config.rollout_batch}": phase.phase == "rollout",
             f"microbatch_tokens below {config.microbatch_tokens}": phase.phase in ("score", "update"),
             "gradient_checkpointing=True": phase.phase == "update" and not loading.get("gradient_checkpointing"),
@@ -244,6 +247,13 @@ def check_fits(where: str, dtype: torch.dtype, device: str | torch.device, **opt
             f"{str(dtype).removeprefix('torch.')}, and {device} has {format_bytes(free)} free. {half}load other agents with "
             "offload=True, or use a smaller model. `hacpo-kit doctor` estimates each phase of a run"
         )
+
+
+def native_bfloat16(device: str | torch.device) -> bool:
+    """Return whether the device computes in bfloat16 at full speed; GPUs that this machine lacks are assumed to."""
+    if torch.device(device).type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported()
+    return not torch.cuda.is_available() or torch.cuda.get_device_properties(device).major >= 8
 
 
 def free_memory(device: str | torch.device) -> int:

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from hacpo_kit.config import Config
-from hacpo_kit.models.memory import Estimate, estimate, format_bytes
+from hacpo_kit.models.memory import Estimate, estimate, format_bytes, native_bfloat16
 from hacpo_kit.runs.checkpoints import KEEP
 from hacpo_kit.runs.record import versions
 
@@ -50,11 +50,11 @@ def _devices() -> list[dict[str, Any]]:
     for index in range(torch.cuda.device_count()):
         about, (free, total) = torch.cuda.get_device_properties(index), torch.cuda.mem_get_info(index)
         device = {"device": f"cuda:{index}", "name": about.name, "memory": total, "free": free}
-        found.append({**device, "bfloat16": about.major >= 8})
+        found.append({**device, "bfloat16": native_bfloat16(f"cuda:{index}")})
     memory, capability = psutil.virtual_memory(), torch.backends.cpu.get_cpu_capability()
     name = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads ({_waiting()}), {capability}"
     cpu = {"device": "cpu", "name": name, "memory": memory.total, "free": memory.available}
-    return [*found, {**cpu, "bfloat16": torch.cpu._is_avx512_bf16_supported()}]
+    return [*found, {**cpu, "bfloat16": native_bfloat16("cpu")}]
 
 
 def _waiting() -> str:

@@ -1,5 +1,7 @@
 """Loading agents: names, options, and what is refused."""
 
+import warnings
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -98,3 +100,39 @@ def test_load_agent_shows_no_progress_bar(capfd):
     before = logging.is_progress_bar_enabled()
     hk.load_agent("qwen3-sums", device="cpu")
     assert "it/s" not in capfd.readouterr().err and logging.is_progress_bar_enabled() == before
+
+
+@pytest.mark.parametrize("formats", [["plain", "chat"], {"a": "plain", "b": "chat"}, {"a": "plain"}])
+def test_load_agents_takes_a_prompt_format_for_each_agent(tiny_agent, tokenizers, tmp_path, formats):
+    chat = tokenizers.bytes(chat_template="[{{ messages[0].content }}]")
+    folders = [tiny_agent(chat, name=name).save(tmp_path / name) for name in ("a", "b")]
+    if isinstance(formats, dict):
+        formats = {str(tmp_path / name): value for name, value in formats.items()}
+    agents = hk.load_agents(folders, device="cpu", prompt_format=formats)
+    assert [agent.chat for agent in agents] == [False, True]
+
+
+def test_load_agents_refuses_prompt_formats_of_other_agents():
+    with pytest.raises(ValueError, match="prompt_format has 1 entries for 2 agents"):
+        hk.load_agents("tiny-model-pair", prompt_format=["plain"])
+    with pytest.raises(ValueError, match=r"prompt_format names \['qwen'\].*'qwen3-sums'"):
+        hk.load_agents("tiny-model-pair", prompt_format={"qwen": "plain"})
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"bos_token": "<s>"}, True),
+        ({"bos_token": "<s>", "prefix": "<s>"}, False),
+        ({"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}, False),
+        ({"bos_token": "<s>", "chat_template": "{{ messages[0].content }}"}, True),
+        ({"bos_token": "<end>"}, False),
+        ({}, False),
+    ],
+)
+def test_load_agent_warns_about_a_bos_that_prompts_lack(tiny_agent, tokenizers, tmp_path, options, warned):
+    folder = tiny_agent(tokenizers.bytes(specials=("<s>", "<end>"), **options)).save(tmp_path / "agent")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hk.load_agent(folder, device="cpu")
+    assert ["BOS token '<s>'" in str(w.message) for w in caught if w.category is UserWarning] == [True] * warned

@@ -322,6 +322,15 @@ def test_estimate_advises_settings_for_each_phase_that_does_not_fit():
         assert {p.phase: p.total for p in smaller.phases}["update"] < update
 
 
+@pytest.mark.parametrize(
+    ("device", "native", "advised"), [("cpu", False, False), ("cpu", True, True), ("cuda", False, True)]
+)
+def test_estimate_advises_bfloat16_only_where_it_is_native(monkeypatch, device, native, advised):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    found = estimate(["qwen3-sums"], device=device, device_memory=7 * 2**27)
+    assert not found.fits and ["bfloat16" in line for line in found.advice] == [advised] * len(found.advice)
+
+
 def test_a_model_too_large_for_the_device_is_refused_unread(monkeypatch, qwen, tmp_path):
     folder = qwen.save(tmp_path / "big")
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read the weights"))
