@@ -229,6 +229,6 @@ def reload_problems(folder: Path, about: Mapping[str, Any] | None) -> Problems |
     path = _stored_problems(folder, about)
     if not path.exists():
         raise ValueError(
-            f"{path} is missing: the run used problems from memory; call hk.resume with problems=, test= or tests="
+            f"{path} is missing, which has problems from memory; put it back, or call hk.resume with problems=, test= or tests="
         )
     return load_problems([Problem(**row) for row in read_lines(path)])

@@ -53,7 +53,7 @@ def test_from_run_refuses_runs_that_cannot_be_repeated(run, tmp_path):
             from_run(folder, values)
 
     refuses("reward function mine", reward_function="mine")
-    refuses("pass problems=", problems={**record["problems"], "source": None})
+    refuses(".jsonl is missing", problems={**record["problems"], "source": None})
     refuses("changed since it ran", problems={**record["problems"], "fingerprint": "0"})
     refuses("'alhpa'; did you mean 'alpha'?", {"alhpa": 1})
     append_lines(folder / "changes.jsonl", [{"step": 1, "from_step": 2, "setting": "lr", "old": 1e-4, "new": 1e-5}])
