@@ -29,17 +29,18 @@ class Rollout:
     sample: int  # 0 … n−1 within problem and source
     text: str
     prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]  # as sampled; includes the end token if the response ended
+    token_ids: tuple[int, ...]  # as sampled; includes the end token, or the stop string, if the response ended
     logps: Float[np.ndarray, "token"]  # log π_source of each token at the sampling temperature (nats)
     ended: bool  # False: cut at the length limit
     hazard: str = ""  # why the text cannot be shared: "lossy_text" or "control_token"
     reward: float | None = None  # None: not scored yet, or unscorable
     status: str = "unscored"
     engine_logps: Float[np.ndarray, "token"] | None = None  # as reported by the sampling engine; a diagnostic only
+    end_length: int = 1  # tokens of the end, if the response ended: more than 1 only for a stop string
 
     def mean_logp(self, count_eos: bool = True) -> float:
         """Return the mean log-probability of the tokens (nats per token), or NaN if no token counts."""
-        counted = self.logps if count_eos or not self.ended else self.logps[:-1]
+        counted = self.logps if count_eos or not self.ended else self.logps[: len(self.logps) - self.end_length]
         return float(np.mean(counted, dtype=np.float64)) if len(counted) else float("nan")
 
     def scored(self, reward: float | None, status: str) -> Rollout:

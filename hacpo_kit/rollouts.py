@@ -179,8 +179,8 @@ def sample_batches(
 
 def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], answer: Answer) -> Rollout:
     ids, ended = answer.ids, answer.ended
-    body = ids[:-1] if ended else ids
-    text = agent.decode(body)
+    text, end = agent.split_end(ids) if ended else (agent.decode(ids), 0)
+    body = ids[: len(ids) - end]
     hazard = ""
     # bytes that form no character, or an id without a token (padded vocabularies): the text differs from the sample
     if "�" in text or None in agent.tokenizer.convert_ids_to_tokens(list(body)):
@@ -188,7 +188,8 @@ def _record(agent: Agent, problem: str, sample: int, prompt: tuple[int, ...], an
     elif agent.control_ids.intersection(body):
         hazard = "control_token"
     unscored = np.full(len(ids), np.nan, dtype=np.float32)
-    return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, hazard, engine_logps=answer.logps)
+    optional = {"hazard": hazard, "engine_logps": answer.logps, "end_length": end}
+    return Rollout(problem, agent.name, sample, text, prompt, ids, unscored, ended, **optional)
 
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,7 +236,7 @@ def _warn(agent: Agent, rollouts: Sequence[Rollout], max_new_tokens: int) -> Non
     if (share := sum(not r.ended for r in rollouts) / len(rollouts)) > 0.25:
         warnings.warn(
             f"{share:.0%} of the rollouts of agent {agent.name!r} were cut at {max_new_tokens} tokens and rarely get a "
-            "reward; increase max_new_tokens",
+            "reward; increase max_new_tokens, or, if they never end, check its end tokens (agent.end_ids) or load it with stop=",
             stacklevel=6,
         )
     half = agent.half_precision or "16" in str(getattr(agent.engine, "options", {}).get("dtype"))

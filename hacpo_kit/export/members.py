@@ -51,6 +51,10 @@ def _load_member(record: Mapping[str, Any], template: Mapping[str, Any]) -> Memb
         )
     path, local = locate(origin)
     options = {**(record.get("template") or {}), **template}
+    if record.get("stop"):
+        warnings.warn(
+            f"agent {name!r}: the recipe has no stop strings, so its responses end at end tokens only", stacklevel=5
+        )
     if date := options.pop(CLOCK, None):
         warnings.warn(
             f"agent {name!r}: the recipe renders its chat template with today's date, not {date}", stacklevel=5

@@ -24,7 +24,7 @@ from hacpo_kit.models.offload import Offload
 from hacpo_kit.models.optimizers import MasterAdamW
 from hacpo_kit.models.passes import align
 from hacpo_kit.models.sources import without_progress_bars
-from hacpo_kit.models.templates import end_of_turn, with_date
+from hacpo_kit.models.templates import end_of_turn, stop_strings, with_date
 from hacpo_kit.objective import token_logprobs
 
 
@@ -54,13 +54,15 @@ class Agent(BaseAgent):
         template: Mapping[str, Any] | None = None,
         engine=None,
         offload: str | torch.device | None = None,
+        stop: str | Sequence[str] | None = None,
     ):
         """Wrap a causal language model and its tokenizer.
 
         `prompt_format`: "chat" uses the tokenizer's chat template with the keywords in `template`, such as
         {"enable_thinking": False}; "plain" uses the text as it is; "auto" uses the chat template if there is one.
         `engine` samples instead of transformers (see `hacpo_kit.models.engines.base`). `offload`: the device for
-        computation; parts of the agent that are not in use stay in host memory.
+        computation; parts of the agent that are not in use stay in host memory. `stop`: strings that end a response, as end
+        tokens do; for base models, which may never sample an end token.
 
         Raises ValueError for a tokenizer without an end token, and for "chat" without a template.
         """
@@ -68,6 +70,7 @@ class Agent(BaseAgent):
         self.name, self.model, self.tokenizer = name, model.eval(), tokenizer
         self.chat = prompt_format == "chat" or (prompt_format == "auto" and bool(tokenizer.chat_template))
         self.template = with_date(tokenizer, template or {}) if self.chat else dict(template or {})
+        self.stop = stop_strings(stop)
         if engine is not None:
             self.engine = engine
         self.optimizer: MasterAdamW | None = None

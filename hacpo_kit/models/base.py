@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from hacpo_kit.models.templates import render
+from hacpo_kit.models.templates import before_stop, render
 
 if TYPE_CHECKING:
     from hacpo_kit.tasks.problems import Problem
@@ -28,6 +28,7 @@ class BaseAgent:
     template: dict[str, Any]  # keywords of the chat template
     end_ids: set[int]  # tokens that end a response
     end_id: int  # the one of them that ends the agent's own responses, and is appended to peer responses
+    stop: tuple[str, ...] = ()  # strings that end a response, too
     max_length: int  # longest prompt and response together, in tokens
     description: str
     updates = 0  # optimiser updates since loading
@@ -111,6 +112,16 @@ class BaseAgent:
         """Return the text of a response exactly as sampled, with control tokens and without a clean-up of spaces."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def split_end(self, ids: Sequence[int]) -> tuple[str, int]:
+        """Return the text of a response that ended, without its end, and the number of tokens of the end."""
+        if not self.stop or ids[-1] in self.end_ids:
+            return self.decode(ids[:-1]), 1
+        whole = self.decode(ids)
+        if (text := before_stop(whole, self.stop)) is None:
+            return whole, 0
+        end = next(k for k in range(1, len(ids) + 1) if len(self.decode(ids[:-k])) <= len(text))
+        return text, end
+
     def view(
         self, problem: Problem, text: str, *, ended: bool, prompt: tuple[int, ...] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
@@ -122,6 +133,8 @@ class BaseAgent:
         token of this agent), "empty" (no tokens), "too_long" (prompt and response exceed `max_length`; nothing is cut).
         """
         prompt = prompt or self.encode_problem(problem)
+        if ended and self.stop:  # this agent ends its own responses with a text
+            text, ended = text + self.stop[0], False
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if self.decode(ids) != text:
             return "lossy_reencoding"

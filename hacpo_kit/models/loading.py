@@ -25,7 +25,7 @@ from hacpo_kit.models.sources import (
 
 # options of `load_agent` that a run records; prompt_format and template are those of the agent
 RECORDED = (
-    "device", "dtype", "attention", "gradient_checkpointing", "lora", "revision", "engine", "engine_options", "offload",
+    "device", "dtype", "attention", "gradient_checkpointing", "lora", "revision", "engine", "engine_options", "offload", "stop",
 )  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 
@@ -131,6 +131,7 @@ def load_agent(
     trust_remote_code: bool = False,
     engine: str = "transformers",
     engine_options: Mapping[str, Any] | None = None,
+    stop: str | Sequence[str] | None = None,
 ) -> Agent:
     """Load one agent from a built-in name, a local folder or a hub id, in this order; safetensors only.
 
@@ -142,7 +143,7 @@ def load_agent(
     - `lora`: settings of peft's LoraConfig, or True for r = 16 on every linear layer; only the adapters learn.
     - `offload`: keep weights, optimiser, reference and the engine's memory on the device only while they are used, so that
       several agents share one device.
-    - `prompt_format`, `template`: see `Agent`.
+    - `prompt_format`, `template`, `stop`: see `Agent`.
     - `engine`: "transformers" or "vllm", the latter with `engine_options` (`hacpo_kit.models.engines.vllm.OPTIONS`).
 
     Raises FileNotFoundError for a folder without a model, OSError for a hub id that cannot be loaded, ValueError for an
@@ -163,12 +164,12 @@ def load_agent(
         model = add_adapter(model, {} if lora is True else lora, name)
     agent = Agent(
         model if offload else model.to(device), tokenizer, name=name, offload=device if offload else None,
-        prompt_format=prompt_format, template=template, engine=sampler,
+        prompt_format=prompt_format, template=template, engine=sampler, stop=stop,
     )  # fmt: skip
     warn_about_bos(agent)
     # absolute, so that a run finds the folder from any working directory
     agent.origin = str(Path(where).resolve()) if is_local and not is_built_in(source) else str(source)
-    chosen.update(device=str(device), dtype=str(precision).removeprefix("torch."))
+    chosen.update(device=str(device), dtype=str(precision).removeprefix("torch."), stop=list(agent.stop) or None)
     agent.loading = {
         name: dict(chosen[name]) if isinstance(chosen[name], Mapping) else chosen[name] for name in RECORDED
     }

@@ -1,4 +1,4 @@
-"""Chat templates: messages as text, always with the same date, and the token that ends a response."""
+"""Chat templates: messages as text, always with the same date; what ends a response."""
 
 from __future__ import annotations
 
@@ -55,3 +55,17 @@ def end_of_turn(tokenizer, template: Mapping[str, Any] | None, end_ids: Sequence
         if RESPONSE in text and closing:
             return max(closing, key=lambda i: len(tokenizer.decode([i])))  # one token may begin with another one
     return end_ids[0]
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return one stop string or several as a tuple. Raises ValueError for an empty one, which would end every response."""
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(string, str) and string for string in strings):
+        raise ValueError(f"stop={stop!r}: stop strings must be texts of at least one character")
+    return strings
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str | None:
+    """Return the text before its first stop string; None if it contains none."""
+    places = [place for string in stop if (place := text.find(string)) >= 0]
+    return text[: min(places)] if places else None

@@ -22,8 +22,8 @@ from hacpo_kit.records import Pool
 COUNTERS = ("updates", "steps", "weights_version")
 # what the leading process knows about the agent
 FACTS = (
-    "name", "tokenizer", "chat", "template", "end_ids", "end_id", "max_length", "description", "origin", "loading", "host",
-    "device", "dtype", "half_precision",
+    "name", "tokenizer", "chat", "template", "end_ids", "end_id", "stop", "max_length", "description", "origin", "loading",
+    "host", "device", "dtype", "half_precision",
 )  # fmt: skip
 
 

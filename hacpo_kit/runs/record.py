@@ -25,7 +25,7 @@ from hacpo_kit.tasks.loading import load_problems
 from hacpo_kit.tasks.problems import Problem, Problems
 
 # How an agent reads and computes. Its origin may change: a folder may have moved.
-AGENT_IDENTITY = ("prompt_format", "template", "chat_template", "dtype", "lora", "revision")
+AGENT_IDENTITY = ("prompt_format", "template", "chat_template", "dtype", "lora", "revision", "stop")
 INTERVALS = ("steps", "eval_every", "eval_k", "save_every")
 
 

@@ -218,7 +218,7 @@ def _identity(agent: Agent) -> dict[str, Any]:
     return {
         "weights": digest.hexdigest()[:16], "dtype": str(agent.dtype).removeprefix("torch."),
         "device": agent.device.type, "prompt_format": "chat" if agent.chat else "plain", "template": agent.template,
-        "engine": agent.loading.get("engine", "transformers"),
+        "engine": agent.loading.get("engine", "transformers"), **({"stop": list(agent.stop)} if agent.stop else {}),
     }  # fmt: skip
 
 

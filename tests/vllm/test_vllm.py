@@ -276,3 +276,10 @@ def test_adapters_are_merged_for_the_engine(test_problems):
                 p.normal_(0, 0.1)
     agent.weights_version += 1
     assert [a.ids for a in check_greedy(agent, test_problems[:10])] != old
+
+
+def test_vllm_ends_answers_at_the_same_stop_strings_as_transformers(test_problems):
+    agent = hk.load_agent("qwen3-sums", device="cpu", engine="vllm", stop=["boxed{"])
+    answers = check_greedy(agent, test_problems[:10])
+    assert all(agent.decode(a.ids).endswith("boxed{") and a.ended for a in answers)
+    agent.engine.close()

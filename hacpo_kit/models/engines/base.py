@@ -21,7 +21,9 @@ class Policy(Protocol):
     name: str
     model: Any  # a transformers model
     device: torch.device
+    tokenizer: Any  # of transformers
     end_ids: set[int]
+    stop: tuple[str, ...]  # strings that end a response
     pad_id: int
     max_length: int
     weights_version: int
@@ -32,7 +34,7 @@ class Policy(Protocol):
 
 
 class Answer(NamedTuple):
-    """A sampled response: token ids including the end token, and whether it ended with one."""
+    """A sampled response: token ids including the end token or stop string, and whether it ended with one."""
 
     ids: tuple[int, ...]
     ended: bool

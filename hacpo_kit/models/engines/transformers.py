@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hacpo_kit.models.engines.base import Answer, until_end
+from hacpo_kit.models.templates import before_stop
 from hacpo_kit.objective import token_logprobs
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def sample(
     logps = torch.zeros(tokens.shape, device=agent.device)
     open_rows = torch.arange(len(prompts), device=agent.device)  # index of each row's answer
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=agent.device)
+    lengths: dict[int, int] = {}  # of the answers that a stop string ended
     logits, attention, past = _read(agent, prompts)
     for t in range(max_new_tokens):
         noise = _noise(logits, open_rows, len(prompts), generator) if temperature > 0 else None
@@ -54,6 +56,11 @@ def sample(
         tokens[open_rows, t] = torch.where(ended, agent.pad_id, token)
         logps[open_rows, t] = logp.float()
         ended = ended | torch.isin(token, end)
+        if agent.stop:
+            for row in (~ended).nonzero().flatten().tolist():
+                place = int(open_rows[row])
+                if _stops(agent, tokens[place, : t + 1].tolist()):
+                    ended[row], lengths[place] = True, t + 1
         finished = int(ended.sum())
         if t == max_new_tokens - 1 or finished == len(ended):
             break
@@ -63,8 +70,18 @@ def sample(
             token, attention, open_rows, ended = (x[stay] for x in (token, attention, open_rows, ended))
         attention = torch.cat([attention, attention.new_ones(len(token), 1)], dim=-1)
         logits = _forward(agent, token[:, None], attention, past).logits[:, -1]
-    answers = [until_end(row, agent.end_ids) for row in tokens.tolist()]
+    answers = [
+        Answer(tuple(ids[: lengths[place]]), True) if place in lengths else until_end(ids, agent.end_ids)
+        for place, ids in enumerate(tokens.tolist())
+    ]
     return [a._replace(logps=row[: len(a.ids)].copy()) for a, row in zip(answers, logps.cpu().numpy(), strict=True)]
+
+
+def _stops(agent: Policy, ids: list[int]) -> bool:
+    """Return whether the last tokens contain a stop string; each of its bytes is at most one token."""
+    last = ids[-1 - max(len(string.encode()) for string in agent.stop) :]
+    text = agent.tokenizer.decode(last, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return before_stop(text, agent.stop) is not None
 
 
 def _read(agent: Policy, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, object]:

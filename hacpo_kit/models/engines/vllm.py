@@ -190,11 +190,13 @@ class VLLM:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, about PyTorch
             _plain_config(agent).save_pretrained(folder)
+            if agent.stop:  # which vLLM searches in the text
+                agent.tokenizer.save_pretrained(folder)
             self.llm = LLM(
                 folder,
                 **settings,
                 load_format="dummy",  # the weights come from the agent
-                skip_tokenizer_init=True,  # tokens in, tokens out
+                skip_tokenizer_init=not agent.stop,  # tokens in, tokens out
                 generation_config="vllm",  # without the checkpoint's sampling defaults
                 logprobs_mode="processed_logprobs",  # at the sampling temperature
                 disable_log_stats=True,
@@ -212,21 +214,21 @@ class VLLM:
             stop_token_ids=sorted(agent.end_ids),
             ignore_eos=True,  # only the agent's end tokens end a response, which includes them
             logprobs=0,  # of the sampled token only
-            detokenize=False,
+            **({"stop": list(agent.stop), "skip_special_tokens": False} if agent.stop else {"detokenize": False}),
         )
         params = [SamplingParams(**settings, seed=derive_seed("vllm", seed, row)) for row in range(len(prompts))]
         # on a CPU, compiling one small function takes half a minute
         with torch.compiler.set_stance("force_eager") if platform.is_cpu() else contextlib.nullcontext():
             results = self.llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
-        return [_answer(result.outputs[0], agent.end_ids) for result in results]
+        return [_answer(result.outputs[0]) for result in results]
 
 
-def _answer(output: Any, end_ids: set[int]) -> Answer:
+def _answer(output: Any) -> Answer:
     ids = tuple(output.token_ids)
     if output.finish_reason not in ("stop", "length") or not ids:
         raise RuntimeError(f"vLLM ended an answer with {output.finish_reason!r} after {len(ids)} tokens")
     logps = np.array([step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)], np.float32)
-    return Answer(ids, ids[-1] in end_ids, logps)
+    return Answer(ids, output.finish_reason == "stop", logps)
 
 
 def _plain_config(agent: Policy) -> Any:
