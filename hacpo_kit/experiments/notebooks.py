@@ -78,8 +78,10 @@ def _execute(source: Path, executed: Path, tries: int, time_limit: float | None,
     for attempt in range(1, tries + 1):
         try:
             papermill.execute_notebook(
-                str(source), str(executed), kernel_name="python3", autosave_cell_every=10, **options
-            )
+                str(source), str(executed), kernel_name="python3", autosave_cell_every=10,
+                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # the kernel warns of unencrypted local sockets
+                **options,
+            )  # fmt: skip
             return
         except DeadKernelError:
             raise ChildProcessError(
