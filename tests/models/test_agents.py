@@ -42,8 +42,8 @@ def test_save_writes_a_hugging_face_folder_with_equal_and_tied_weights(fresh_age
             p.add_(0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
     folder = agent.save(tmp_path / "saved")
     model = AutoModelForCausalLM.from_pretrained(folder)
-    mine, theirs = agent.model.state_dict(), model.state_dict()
-    assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+    own, loaded = agent.model.state_dict(), model.state_dict()
+    assert own.keys() == loaded.keys() and all(torch.equal(own[k], loaded[k]) for k in own)
     tied = model.get_input_embeddings().weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
     assert tied is (name == "qwen3-sums") is model.config.tie_word_embeddings
     model.get_input_embeddings().weight.data[0, 0] = 123.0

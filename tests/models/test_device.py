@@ -1,4 +1,4 @@
-"""What an agent on a GPU would do, on a device that is simulated: nothing of the host may mix in, and the results are the same.
+"""Agents on a simulated device: operators refuse host tensors, and results equal those of the CPU.
 
 All of it runs in one process of its own, which `simulated` changes for good.
 """
@@ -115,7 +115,7 @@ print(json.dumps(out))
 
 
 @pytest.fixture(scope="module")
-def seen():
+def results():
     here = Path(__file__).resolve().parent
     code = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parents[1])!r}]\n{SCRIPT}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -123,28 +123,28 @@ def seen():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_simulated_device_refuses_host_tensors(seen):
-    assert seen["mixture"] == "refused"
+def test_simulated_device_refuses_host_tensors(results):
+    assert results["mixture"] == "refused"
 
 
-def test_a_run_on_a_device_is_the_run_on_the_cpu(seen):
-    """Sampling, scoring, update with KL, evaluation, gradient parts, the plan of an update: the same but for rounding."""
-    assert seen["texts"][0] == seen["texts"][1] and seen["scores"][0] == seen["scores"][1]
-    assert all(seen["placed"].values()), seen["placed"]
+def test_step_on_a_device_equals_the_cpu(results):
+    """Compares sampling, scoring, an update with KL, evaluation and gradient parts up to rounding."""
+    assert results["texts"][0] == results["texts"][1] and results["scores"][0] == results["scores"][1]
+    assert all(results["placed"].values()), results["placed"]
     # operators are put together in another order there; one update moves weights by 1e-4
-    assert max(seen["furthest"].values()) < 1e-5, seen["furthest"]
+    assert max(results["furthest"].values()) < 1e-5, results["furthest"]
 
 
-def test_a_checkpoint_goes_on_on_another_device(seen):
-    restored = seen["restored"]
+def test_checkpoint_can_be_restored_on_another_device(results):
+    restored = results["restored"]
     assert restored.pop("placed") and restored.pop("steps on the host")
     assert restored == {"weights": 0, "reference": 0, "moments": 0}
 
 
-def test_the_host_waits_for_passes_and_not_for_rollouts(seen):
-    together, one_by_one = seen["waits"]  # eight rollouts in one pass, and in eight
+def test_update_waits_for_the_device_once_per_pass(results):
+    together, one_by_one = results["waits"]  # eight rollouts in one pass, and in eight
     assert together < 16 < one_by_one
 
 
-def test_half_precision_learns_on_a_device(seen):
-    assert seen["masters"] and seen["half"] == [1.0, 1.0]  # the first mini-batch is on policy, to the bit
+def test_update_in_half_precision_works_on_a_device(results):
+    assert results["masters"] and results["half"] == [1.0, 1.0]  # the first mini-batch is on policy

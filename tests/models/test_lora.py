@@ -1,4 +1,4 @@
-"""LoRA: adapters learn, base weights stay and are the reference, files are plain."""
+"""LoRA adapters: training, KL reference, files and resume."""
 
 import sys
 
@@ -32,7 +32,7 @@ def same(a, b):
 
 
 def learn(agents, problems, config=CONFIG, steps=2):
-    """Some steps in which rewards differ within every problem."""
+    """Train some steps in which rewards differ within every problem."""
     stats = []
     for k in range(steps):
         pool = hk.rollout(agents, problems[2 * k : 2 * k + 2], n=4, max_new_tokens=12, seed=k, progress=False)
@@ -43,7 +43,7 @@ def learn(agents, problems, config=CONFIG, steps=2):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_adapters_learn_and_the_base_stays(adapted, problems, dtype):
+def test_update_changes_adapters_and_no_base_weight(adapted, problems, dtype):
     agent = adapted(dtype=dtype)
     before, first = base(agent), adapters(agent)
     layers = agent.model.config.num_hidden_layers
@@ -57,13 +57,13 @@ def test_adapters_learn_and_the_base_stays(adapted, problems, dtype):
     assert len(agent.optimizer.parameters) == len(first)
 
 
-def test_without_learning_an_adapted_agent_is_its_base(adapted, qwen, problems):
+def test_add_adapter_starts_as_the_base_model(adapted, qwen, problems):
     pools = [hk.rollout(a, problems[:3], n=2, max_new_tokens=12, progress=False) for a in (adapted(), qwen)]
     assert [r.token_ids for r in pools[0]] == [r.token_ids for r in pools[1]]
     assert adapted().end_ids == qwen.end_ids and adapted().max_length == qwen.max_length
 
 
-def test_two_loads_start_alike_whatever_the_global_state_and_other_names_differ(adapted):
+def test_add_adapter_derives_initial_values_from_the_name(adapted):
     first = adapters(adapted())
     torch.manual_seed(7)
     state = torch.get_rng_state()
@@ -71,7 +71,7 @@ def test_two_loads_start_alike_whatever_the_global_state_and_other_names_differ(
     assert not same(adapters(adapted(name="other")), first)
 
 
-def test_the_reference_is_the_base_and_no_copy(adapted, problems):
+def test_reference_logprobs_of_adapters_are_those_of_the_base(adapted, problems):
     agent = adapted()
     config = CONFIG.replace(beta=0.1)
     first, second = (s.minibatches for s in learn([agent], problems, config))
@@ -83,7 +83,7 @@ def test_the_reference_is_the_base_and_no_copy(adapted, problems):
     assert stats[0].minibatches[0].kl > 1e-5
 
 
-def test_a_saved_agent_is_a_plain_folder_that_writes_the_same(adapted, problems, tmp_path):
+def test_save_merges_adapters_into_a_plain_folder(adapted, problems, tmp_path):
     agent = adapted("llama-differences")
     learn([agent], problems)
     weights, own = base(agent), adapters(agent)
@@ -98,7 +98,7 @@ def test_a_saved_agent_is_a_plain_folder_that_writes_the_same(adapted, problems,
         torch.testing.assert_close(plain.logprobs(*ids)[0], agent.logprobs(*ids)[0], rtol=1e-4, atol=1e-4)
 
 
-def test_a_stopped_run_ends_bit_for_bit_as_one_that_went_through(adapted, problems, tmp_path):
+def test_resume_with_adapters_is_bit_identical(adapted, problems, tmp_path):
     ends = []
     for stops in ([3], [2, 3]):
         for stop in stops:
@@ -119,7 +119,7 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_went_through(adapted, proble
         )
 
 
-def test_adapters_and_their_optimiser_move_with_the_agent(adapted, problems):
+def test_offload_moves_adapters_and_their_optimiser(adapted, problems):
     agent = adapted(offload=True)
     learn([agent], problems, steps=1)
     assert offload.size(agent, "weights") == sum(p.nbytes for p in agent.model.parameters()) + sum(
@@ -132,7 +132,7 @@ def test_adapters_and_their_optimiser_move_with_the_agent(adapted, problems):
     }
 
 
-def test_layers_are_recomputed_with_adapters_too(adapted, problems):
+def test_gradient_checkpointing_works_with_adapters(adapted, problems):
     ends = []
     for checkpointing in (False, True):
         agent = adapted(gradient_checkpointing=checkpointing)
@@ -142,13 +142,13 @@ def test_layers_are_recomputed_with_adapters_too(adapted, problems):
         torch.testing.assert_close(ends[1][name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_settings_that_peft_does_not_know_are_named(adapted):
-    for settings, said in (
+def test_load_agent_refuses_settings_that_peft_refuses(adapted):
+    for settings, message in (
         ({"rank": 4}, "rank"),
         ({"target_modules": ["no_such"]}, "no_such"),
         ({"lora_dropout": 0.1}, "set it to 0"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             adapted(lora=settings)
 
 

@@ -1,4 +1,4 @@
-"""Memory: estimates against what is measured; running out of it: what is said, what is left, how to go on."""
+"""Memory: errors when it runs out, estimates, and `hacpo-kit doctor`."""
 
 import gc
 import json
@@ -32,7 +32,7 @@ def scored(qwen, problems):
 
 @pytest.fixture
 def fail(monkeypatch):
-    """fail(agent, k): the k-th pass of the model finds no memory; with `learning` only passes with gradients count."""
+    """fail(agent, k): the k-th pass of the model runs out of memory; with `learning` only passes with gradients count."""
 
     def at(agent, k, error=None, learning=False):
         passes, run = [], agent.model.forward
@@ -62,36 +62,36 @@ def same(a, b):
     return all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_an_update_without_memory_names_all_and_leaves_the_mini_batch_undone(scored, fail):
+def test_update_out_of_memory_names_the_remedy_and_leaves_weights_unchanged(scored, fail):
     agent, batch, config = scored
-    before, seen = [], []
+    before, passes = [], []
 
     def look(m, part):
         before.append(weights(agent))
         if m == 1:
-            seen.append(fail(agent, 2, learning=True))
+            passes.append(fail(agent, 2, learning=True))
 
-    said = (
+    message = (
         r"agent 'qwen3-sums' ran out of memory on cpu, mini-batch 1 \(weights unchanged\): pass over \d rollouts, \d+ "
         r"padded tokens \(CUDA out of memory. Tried to allocate 2.00 GiB.\); set microbatch_tokens=32 "
         r"\(now 64\), or load the agent with gradient_checkpointing=True or offload=True.*hk\.resume\(folder, changes="
     )
-    with pytest.raises(MemoryError, match=said) as caught:
+    with pytest.raises(MemoryError, match=message) as caught:
         hk.update(agent, batch, config, before=look)
     assert agent.updates == 1 and not same(before[0], before[1]) and same(before[1], weights(agent))
     assert all(p.grad is None for p in agent.model.parameters())
     gc.collect()
-    assert seen[0][1]() is None and caught.value is not None  # the error, while it lives, holds nothing of the pass
+    assert passes[0][1]() is None and caught.value is not None  # the error keeps no tensor of the pass alive
 
 
-def test_a_pass_of_one_rollout_gets_another_advice(scored, fail):
+def test_update_out_of_memory_with_one_rollout_names_max_new_tokens(scored, fail):
     agent, batch, config = scored
     fail(agent, 1)
     with pytest.raises(MemoryError, match=r"over 1 rollouts, .*set a smaller max_new_tokens"):
         hk.update(agent, batch, config.replace(microbatch_tokens=1))
 
 
-def test_the_optimisers_step_without_memory_says_that_weights_may_have_moved(scored, monkeypatch):
+def test_update_out_of_memory_in_the_optimiser_says_that_the_step_is_incomplete(scored, monkeypatch):
     agent, batch, config = scored
 
     def full(*args):
@@ -102,14 +102,14 @@ def test_the_optimisers_step_without_memory_says_that_weights_may_have_moved(sco
         hk.update(agent, batch, config)
 
 
-def test_other_errors_stay_what_they_are(scored, fail):
+def test_memory_advice_keeps_other_errors(scored, fail):
     agent, batch, config = scored
     fail(agent, 1, RuntimeError("CUDA error: device-side assert triggered"))
     with pytest.raises(RuntimeError, match="device-side assert"):
         hk.update(agent, batch, config)
 
 
-def test_a_cpu_without_memory_is_told_alike(qwen, problems, fail):
+def test_memory_advice_covers_the_cpu(qwen, problems, fail):
     fail(
         qwen, 1, RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 9 bytes")
     )
@@ -117,7 +117,7 @@ def test_a_cpu_without_memory_is_told_alike(qwen, problems, fail):
         hk.rollout(qwen, problems[:2], n=4, progress=False)
 
 
-def test_sampling_and_scoring_name_their_own_remedies(qwen, problems, fail, monkeypatch):
+def test_rollout_and_score_out_of_memory_name_their_settings(qwen, problems, fail, monkeypatch):
     fail(qwen, 3)
     with pytest.raises(
         MemoryError, match=r"sampling 8 rollouts at once .*rollout_batch=4 \(batch_size without a Config"
@@ -137,9 +137,7 @@ def test_sampling_and_scoring_name_their_own_remedies(qwen, problems, fail, monk
 
 
 @pytest.mark.parametrize("setting", ["microbatch_tokens", "rollout_batch"])
-def test_a_run_goes_on_with_the_advised_setting_and_ends_right(
-    fresh_agent, problems, tmp_path, fail, monkeypatch, setting
-):
+def test_resume_with_the_advised_setting_ends_the_same(fresh_agent, problems, tmp_path, fail, monkeypatch, setting):
     config = CONFIG.replace(
         eps_low=0.5, eps_high=0.5
     )  # no clip: the passes of the second mini-batch are of many rollouts
@@ -166,21 +164,21 @@ def test_a_run_goes_on_with_the_advised_setting_and_ends_right(
         progress="off",
     )
     assert run.state.step == 3 and run.config.differences(config) == {setting: (value, getattr(config, setting))}
-    for (name, mine), theirs in zip(
+    for (name, expected), resumed in zip(
         whole[0].model.state_dict().items(), run.agents[0].model.state_dict().values(), strict=True
     ):
         if setting == "microbatch_tokens":  # other sums, same result; the other one draws other answers
-            torch.testing.assert_close(theirs, mine, rtol=0, atol=2e-3, msg=name)
+            torch.testing.assert_close(resumed, expected, rtol=0, atol=2e-3, msg=name)
 
 
-def test_resume_on_the_command_line_takes_the_advised_setting(tmp_path, monkeypatch):
-    asked = {}
+def test_cli_resume_takes_the_advised_setting(tmp_path, monkeypatch):
+    calls = {}
     monkeypatch.setattr(
-        "hacpo_kit.training.resume", lambda folder, **how: asked.update(how) or SimpleNamespace(state=State(3))
+        "hacpo_kit.training.resume", lambda folder, **how: calls.update(how) or SimpleNamespace(state=State(3))
     )
     call = lambda *more: CliRunner().invoke(main, ["resume", str(tmp_path), *more])  # noqa: E731
     assert "3 steps done" in call("-p", "microbatch_tokens", "4096", "-p", "lr", "1e-6").output
-    assert asked == {"steps": None, "changes": {"microbatch_tokens": 4096, "lr": 1e-6}}
+    assert calls == {"steps": None, "changes": {"microbatch_tokens": 4096, "lr": 1e-6}}
     wrong = call("-p", "microbatch_token", "4096")
     assert wrong.exit_code == 2 and "did you mean 'microbatch_tokens'" in wrong.output
 
@@ -188,7 +186,7 @@ def test_resume_on_the_command_line_takes_the_advised_setting(tmp_path, monkeypa
         raise MemoryError("agent 'a' ran out of memory on cuda:0")
 
     monkeypatch.setattr("hacpo_kit.training.resume", full)
-    assert (told := call()).exit_code == 2 and told.output == "hacpo-kit: agent 'a' ran out of memory on cuda:0\n"
+    assert (failed := call()).exit_code == 2 and failed.output == "hacpo-kit: agent 'a' ran out of memory on cuda:0\n"
 
 
 # ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -208,7 +206,9 @@ LLAMA = LlamaConfig(
     ],
     ids=["qwen3-sums", "llama-differences", "llama-28M"],
 )
-def test_the_estimate_is_what_pytorch_then_allocates(config, dtype, checkpointing, rows, monkeypatch, script):
+def test_estimate_agrees_with_the_memory_that_pytorch_allocates(
+    config, dtype, checkpointing, rows, monkeypatch, script
+):
     monkeypatch.setitem(objective.LOGITS_AT_ONCE, "meta", objective.LOGITS_AT_ONCE["cpu"])  # estimates are for a GPU
     config = read_config(config) if isinstance(config, str) else config
     meta = measure.meta_agent(config, dtype=dtype, gradient_checkpointing=checkpointing)
@@ -259,7 +259,7 @@ BIG = Qwen3Config(
 )  # fmt: skip
 
 
-def test_keys_and_values_and_logits_are_those_one_can_count_by_hand():
+def test_estimate_agrees_with_sizes_computed_by_hand():
     config = hk.Config(rollout_batch=10, n=10, max_new_tokens=96, microbatch_tokens=1280, minibatch=64)
     frame = (
         estimate({"big": BIG}, config, prompt_tokens=32, dtype="bfloat16", device_memory=80 * 2**30).to_frame() * 2**30
@@ -276,7 +276,7 @@ def test_keys_and_values_and_logits_are_those_one_can_count_by_hand():
     assert frame["work"].loc["big", "update"] > 4 * count + 2 * count  # gradients in float32, and those of one pass
 
 
-def test_offload_leaves_room_for_the_phase_of_one_agent():
+def test_estimate_with_offload_counts_one_agent():
     config, how = hk.Config(max_new_tokens=64), {"dtype": "bfloat16", "device_memory": 80 * 2**30}
     plain = estimate({"a": BIG, "b": BIG}, config, **how).to_frame()
     moved = estimate({"a": BIG, "b": BIG}, config, offload=True, **how).to_frame()
@@ -287,7 +287,7 @@ def test_offload_leaves_room_for_the_phase_of_one_agent():
     assert moved["work"].tolist() == plain["work"].tolist()
 
 
-def test_an_engine_of_its_own_takes_its_share_and_makes_room_only_with_offload():
+def test_estimate_with_vllm_counts_its_share_of_the_memory():
     config, how = hk.Config(max_new_tokens=64), {"dtype": "bfloat16", "device_memory": 80 * 2**30, "engine": "vllm"}
     plain = estimate({"a": BIG, "b": BIG}, config, **how).to_frame()
     moved = estimate({"a": BIG, "b": BIG}, config, offload=True, engine_options={"gpu_memory_utilization": 0.5}, **how)
@@ -331,12 +331,12 @@ def test_estimate_advises_bfloat16_only_where_it_is_native(monkeypatch, device, 
     assert not found.fits and ["bfloat16" in line for line in found.advice] == [advised] * len(found.advice)
 
 
-def test_a_model_too_large_for_the_device_is_refused_unread(monkeypatch, qwen, tmp_path):
+def test_load_agent_refuses_a_model_that_does_not_fit_unread(monkeypatch, qwen, tmp_path):
     folder = qwen.save(tmp_path / "big")
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read the weights"))
     monkeypatch.setattr(memory, "free_memory", lambda device: 2**20)
-    said = r"does not fit: its 0.00 billion parameters need 1 MiB in float32, and cpu has 1 MiB free. dtype='bfloat16' needs"
-    with pytest.raises(MemoryError, match=said):
+    message = r"does not fit: its 0.00 billion parameters need 1 MiB in float32, and cpu has 1 MiB free. dtype='bfloat16' needs"
+    with pytest.raises(MemoryError, match=message):
         hk.load_agent(folder, device="cpu")
 
 
@@ -359,7 +359,7 @@ def test_doctor_reports_the_machine_and_what_is_missing(monkeypatch, tmp_path):
     assert str(tmp_path) in done.output and not (tmp_path / "not").exists()
 
 
-def test_doctor_says_whether_agents_fit():
+def test_doctor_reports_whether_agents_fit():
     call = [
         "doctor",
         "tiny-model-pair",

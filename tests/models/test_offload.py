@@ -1,4 +1,4 @@
-"""Several agents on one device: parts come for the phases that need them, and nothing else changes."""
+"""Offload: each phase moves the parts that it needs to the device, and results stay the same."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CONFIG = hk.Config(n=4, minibatch=8, prompts_per_step=2, max_new_tokens=16, lr=1
 
 
 class PretendedDevice:
-    """A device made of ordinary memory: what comes is copied and noted, what leaves is filled with NaN."""
+    """A device in host memory: tensors that arrive are copied and recorded, those that leave are filled with NaN."""
 
     def __init__(self, monkeypatch):
         self.here, self.left = {}, []  # both keep their tensors, so that no address is used twice
@@ -58,7 +58,7 @@ def offloaded(fresh_agent):
 
 
 def steps(agents, problems, config, count=2, moves=False):
-    """The metrics of some steps, with or without those of the moves."""
+    """Return the metrics of some steps, with or without those of transfers."""
     capability, lines = hk.Capability(), []
     for k in range(count):
         result = hk.step(agents, problems[2 * k : 2 * k + 2], capability, config)
@@ -74,7 +74,7 @@ def state(agent):
 
 
 @pytest.mark.parametrize(("dtype", "beta"), [("float32", 0.0), ("bfloat16", 0.01)])
-def test_training_is_the_same_bit_for_bit(device, offloaded, fresh_agent, problems, dtype, beta):
+def test_train_with_offload_is_bit_identical(device, offloaded, fresh_agent, problems, dtype, beta):
     config, names = CONFIG.replace(beta=beta), ["qwen3-sums", "llama-differences"]
     plain = [fresh_agent(n) for n in names]
     for agent in plain:
@@ -84,13 +84,13 @@ def test_training_is_the_same_bit_for_bit(device, offloaded, fresh_agent, proble
     got = steps(moved, problems, config)
     assert got == expected
     for a, b in zip(plain, moved, strict=True):
-        mine, theirs = state(a), state(b)
-        assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+        before, after = state(a), state(b)
+        assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
         assert b.updates == 4 and (b.reference is None) == (beta == 0)
     assert device.bytes() == 0 and len(device.left) > 100  # everything went home
 
 
-def test_each_phase_finds_what_it_needs_and_nothing_of_the_others(device, offloaded, problems, monkeypatch):
+def test_on_device_holds_only_the_parts_of_the_phase(device, offloaded, problems, monkeypatch):
     agents = [offloaded(n, "bfloat16") for n in ("qwen3-sums", "llama-differences")]
     most = {}
 
@@ -124,7 +124,7 @@ def test_each_phase_finds_what_it_needs_and_nothing_of_the_others(device, offloa
     assert device.bytes() == 0
 
 
-def test_a_saved_run_goes_on_as_without(device, offloaded, fresh_agent, problems, tmp_path):
+def test_resume_with_offload_is_bit_identical(device, offloaded, fresh_agent, problems, tmp_path):
     ends = []
     for make in (fresh_agent, offloaded):
         for stops in ([3], [2, 3]):
@@ -143,7 +143,7 @@ def test_a_saved_run_goes_on_as_without(device, offloaded, fresh_agent, problems
     assert device.bytes() == 0
 
 
-def test_blocks_may_be_nested_and_an_error_sends_everything_home(device, offloaded):
+def test_on_device_blocks_can_be_nested_and_release_after_an_error(device, offloaded):
     agent = offloaded("qwen3-sums")
     agent.prepare_update(CONFIG)
     weights = agent.model.lm_head.weight
@@ -158,7 +158,7 @@ def test_blocks_may_be_nested_and_an_error_sends_everything_home(device, offload
     assert device.bytes() == 0 and not any(agent.offload.users.values())
 
 
-def test_a_device_that_fills_up_while_parts_come_holds_nothing_afterwards(device, offloaded, monkeypatch):
+def test_on_device_releases_everything_after_running_out_of_memory(device, offloaded, monkeypatch):
     agent = offloaded("qwen3-sums")
     count = len(list(agent.model.parameters()))
 
@@ -177,7 +177,7 @@ def test_a_device_that_fills_up_while_parts_come_holds_nothing_afterwards(device
     assert all(p.isfinite().all() for p in agent.model.parameters())
 
 
-def test_resting_weights_say_so(device, offloaded):
+def test_logprobs_refuses_weights_in_host_memory(device, offloaded):
     agent = offloaded("qwen3-sums")
     with pytest.raises(
         RuntimeError, match=r"weights of agent 'qwen3-sums' are in host memory: use `with agent\.on_device"
@@ -185,7 +185,7 @@ def test_resting_weights_say_so(device, offloaded):
         agent.logprobs([[1]], [[2]])
 
 
-def test_an_engine_of_its_own_sleeps_while_others_work_and_weights_do_not_come_for_it(device, offloaded, problems):
+def test_on_device_lets_an_engine_with_its_own_weights_sleep(device, offloaded, problems):
     class Engine:
         def __init__(self, agent):
             self.agent, self.asleep, self.slept = agent, True, 0
@@ -207,7 +207,7 @@ def test_an_engine_of_its_own_sleeps_while_others_work_and_weights_do_not_come_f
     assert len(pool) == 8 and all(a.engine.asleep and a.engine.slept == 1 for a in agents)
 
 
-def test_what_the_moves_cost_is_counted(device, offloaded, problems):
+def test_transfer_costs_count_bytes_and_seconds(device, offloaded, problems):
     agent = offloaded("qwen3-sums")
     weights = offload.size(agent, "weights")
     hk.rollout(agent, problems[:2], n=1, progress=False)
@@ -220,7 +220,7 @@ def test_what_the_moves_cost_is_counted(device, offloaded, problems):
     assert second["bytes_moved"] == 6 * weights + 2 * offload.size(agent, "optimizer")
 
 
-def test_load_agent_leaves_the_weights_on_the_host_and_a_run_remembers_it(problems, tmp_path):
+def test_load_agent_with_offload_keeps_weights_on_the_host_and_is_recorded(problems, tmp_path):
     agent = hk.load_agent("qwen3-sums", device="cpu", offload=True)
     assert agent.offload is not None and agent.loading["offload"] is True
     hk.train(agent, problems, CONFIG, 1, out=tmp_path / "run", progress="off")

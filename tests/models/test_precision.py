@@ -1,4 +1,4 @@
-"""Half precision: small steps are kept by float32 masters, and passes that differ in shape do not pass for learning."""
+"""Half precision: float32 masters keep small steps, and own ratios are 1 before any update."""
 
 import copy
 import dataclasses
@@ -43,8 +43,8 @@ def same(a, b):
 # ── masters ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_rate_of_1e_6_moves_masters_by_as_much_as_a_plain_optimiser_in_half_precision_loses():
-    """0.05 in bfloat16 has neighbours 2.4e-4 apart: 40 steps of 1e-6 vanish one by one, and count when they are added."""
+def test_master_adamw_keeps_small_steps_that_half_precision_rounds_away():
+    """Around 0.05, bfloat16 numbers are 2.4e-4 apart: a step of 1e-6 is rounded away, but the sum of 40 steps is not."""
     start = torch.full((64,), 0.05, dtype=torch.bfloat16)
     ours, plain = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     optimizer, other = (
@@ -62,7 +62,7 @@ def test_a_rate_of_1e_6_moves_masters_by_as_much_as_a_plain_optimiser_in_half_pr
     assert (ours < start).all() and torch.equal(ours, optimizer.masters[0].to(torch.bfloat16))
 
 
-def test_an_agent_in_half_precision_learns_with_the_papers_rate(halved, problems):
+def test_update_in_half_precision_changes_weights_at_the_papers_rate(halved, problems):
     agent = halved()
     config = hk.Config.preset("gspo", lr=1e-6, warmup=0, n=4, minibatch=4, max_grad_norm=float("inf"))
     before = weights(agent)
@@ -84,7 +84,7 @@ def _with_start(agent, before):
     ]
 
 
-def test_float32_weights_are_their_own_masters_and_move_as_with_adamw(tiny_agent):
+def test_master_adamw_equals_adamw_in_float32(tiny_agent):
     agent, twin = tiny_agent(), tiny_agent()
     optimizer = agent.prepare_update(hk.Config())
     assert all(m is p for m, p in zip(optimizer.masters, agent.model.parameters(), strict=True))
@@ -101,7 +101,7 @@ def test_float32_weights_are_their_own_masters_and_move_as_with_adamw(tiny_agent
     assert same(weights(agent), weights(twin))
 
 
-def test_a_copy_of_an_agent_has_masters_of_its_own(halved, problems):
+def test_master_adamw_of_a_copied_agent_has_its_own_masters(halved, problems):
     agent = halved()
     config = hk.Config.preset("gspo", lr=1e-4, warmup=0, n=4, minibatch=8)
     batch = batch_of([agent], problems[:4], config)
@@ -116,7 +116,7 @@ def test_a_copy_of_an_agent_has_masters_of_its_own(halved, problems):
     assert same(weights(agent), weights(twin))
 
 
-def test_a_stopped_run_in_half_precision_ends_bit_for_bit_as_one_that_went_through(halved, problems, tmp_path):
+def test_resume_in_half_precision_is_bit_identical(halved, problems, tmp_path):
     config = hk.Config(lr=1e-5, warmup=0, n=2, minibatch=8, prompts_per_step=4, max_new_tokens=12)
     ends = []
     for stops in ([2], [1, 2]):
@@ -141,17 +141,19 @@ def test_load_tensors_refuses_a_checkpoint_without_masters(halved, problems):
 
 
 def gradient(agent, batch, config, monkeypatch):
-    """The gradient of one mini-batch, taken where the optimiser would use it."""
-    seen = {}
+    """Return the gradient of one mini-batch that the optimiser receives."""
+    gradients = {}
     with monkeypatch.context() as patched:
-        patched.setattr(torch.optim.AdamW, "step", lambda o: seen.setdefault("g", [m.grad.clone() for m in o.masters]))
+        patched.setattr(
+            torch.optim.AdamW, "step", lambda o: gradients.setdefault("g", [m.grad.clone() for m in o.masters])
+        )
         hk.update(agent, batch, config)
     agent.updates = agent.steps = 0
-    return torch.cat([g.flatten().double() for g in seen["g"]])
+    return torch.cat([g.flatten().double() for g in gradients["g"]])
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-11), ("float32", 1e-4), ("bfloat16", 0.05)])
-def test_small_passes_give_the_gradient_of_a_large_one(fresh_agent, problems, monkeypatch, dtype, bound):
+def test_update_gradient_does_not_depend_on_the_size_of_passes(fresh_agent, problems, monkeypatch, dtype, bound):
     agent, other = fresh_agent("qwen3-sums"), fresh_agent("llama-differences")
     config = hk.Config(minibatch=64, max_grad_norm=float("inf"), eps_low=1.0, eps_high=1.0, delta=1.0)
     batch = batch_of([agent, other], problems[:4], config)
@@ -162,7 +164,7 @@ def test_small_passes_give_the_gradient_of_a_large_one(fresh_agent, problems, mo
     assert (parts - whole).norm() / whole.norm() < bound
 
 
-def test_many_small_gradients_are_added_up_in_float32(halved, monkeypatch):
+def test_master_adamw_adds_gradients_in_float32(halved, monkeypatch):
     """1 + 2⁻⁹ + 2⁻⁹ + … stays 1 in bfloat16."""
     p = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
     optimizer = MasterAdamW([p], lr=0.0)
@@ -189,8 +191,8 @@ def rounding(tokenizers):
 
 
 @pytest.mark.parametrize("tokens", [16384, 100], ids=["large passes", "small passes"])
-def test_own_ratios_without_learning_are_one_though_the_recorded_ones_are_not(rounding, llama, uneven, tokens):
-    """With lr = 0 nothing is learnt: a ratio apart from 1 is the rounding of a pass of another shape.
+def test_update_in_half_precision_has_own_ratios_of_exactly_one(rounding, llama, uneven, tokens):
+    """With lr = 0 the weights stay, so a ratio other than 1 is the rounding of a pass of another shape.
 
     How much passes differ depends on the processor; the recorded values are moved a little, so that they do on any.
     """
@@ -211,9 +213,7 @@ def test_own_ratios_without_learning_are_one_though_the_recorded_ones_are_not(ro
 
 
 @pytest.mark.parametrize("absolute", [False, True], ids=["llama", "gpt2 with dropout"])
-def test_layers_are_computed_twice_for_the_same_gradient_and_dropout_stays_off(
-    tiny_agent, problems, monkeypatch, absolute
-):
+def test_gradient_checkpointing_gives_the_same_gradient_without_dropout(tiny_agent, problems, monkeypatch, absolute):
     found = {}
     for checkpointing in (False, True):
         agent = tiny_agent(absolute=absolute)

@@ -1,4 +1,4 @@
-"""Agents in real Ray workers, on a local cluster: `make test-ray`; test_remote.py has all that needs no Ray."""
+"""Agents in real Ray workers, on a local cluster: `make test-ray`; test_remote.py has the tests without Ray."""
 
 import os
 import signal
@@ -38,11 +38,11 @@ def agents(cluster):
 
 
 def where(agents):
-    """Process and threads of each worker; a function that no module has travels, too."""
+    """Return process and threads of each worker; a function without a module can be sent, too."""
     return run_on_each(agents, lambda agent: (os.getpid(), torch.get_num_threads()))
 
 
-def test_a_run_on_ray_is_the_run_of_this_process_and_no_weights_travel(agents, calm, tmp_path, problems):  # noqa: F811
+def test_train_on_ray_is_bit_identical_and_sends_no_weights(agents, calm, tmp_path, problems):  # noqa: F811
     places = where(agents)
     assert len({pid for pid, _ in places} | {os.getpid()}) == 3 and [threads for _, threads in places] == [1, 1]
     before = sum(a.sent + a.received for a in agents)
@@ -53,7 +53,7 @@ def test_a_run_on_ray_is_the_run_of_this_process_and_no_weights_travel(agents, c
     assert hk.load_agent(tmp_path / "saved").name == "saved"
 
 
-def test_a_worker_that_dies_at_work_is_replaced(agents, calm, tmp_path, problems):  # noqa: F811
+def test_train_replaces_a_worker_that_exits(agents, calm, tmp_path, problems):  # noqa: F811
     def after(result):
         if not made:
             agents[1].submit(lambda agent: os._exit(7))
@@ -68,7 +68,7 @@ def test_a_worker_that_dies_at_work_is_replaced(agents, calm, tmp_path, problems
     same_run(calm, tmp_path)
 
 
-def test_a_killed_worker_without_a_run_folder_is_an_error_that_names_it(agents, problems):
+def test_train_without_a_folder_names_a_killed_worker(agents, problems):
     ray.kill(agents[0].link.actor)
     with pytest.raises(WorkerLost, match=r"worker of agent 'qwen3-sums' has ended \(ActorDied.*train with out="):
         hk.train(agents, problems, CONFIG, 1, progress="off")
@@ -76,7 +76,7 @@ def test_a_killed_worker_without_a_run_folder_is_an_error_that_names_it(agents, 
     assert agents[0].lost == "" and where(agents)[0] != where(agents)[1]
 
 
-def test_errors_and_warnings_arrive_as_they_are(agents, problems):
+def test_remote_call_raises_errors_and_warnings_of_ray_workers(agents, problems):
     def breaks(agent):
         raise FloatingPointError("no luck")
 
@@ -88,7 +88,7 @@ def test_errors_and_warnings_arrive_as_they_are(agents, problems):
         hk.load_agents(["./nowhere"], workers="ray")
 
 
-def test_the_experiment_notebook_runs_on_workers(cluster, tmp_path):
+def test_experiment_notebook_runs_on_ray_workers(cluster, tmp_path):
     pytest.importorskip("papermill")
     small = {"steps": 1, "prompts_per_step": 4, "n": 2, "test_size": 4, "workers": "ray", "out": str(tmp_path / "run")}
     run_notebook("06_experiment", small, name="small", out=tmp_path, progress=False)
@@ -104,7 +104,7 @@ run = hk.train(agents, hk.load_problems("arithmetic", size=40), config, 1000, ou
 """
 
 
-def test_ctrl_c_ends_after_the_step_and_leaves_no_process(tmp_path):
+def test_train_on_ray_ends_after_ctrl_c_without_leaving_processes(tmp_path):
     mark = f"hacpo-test-{os.getpid()}"
     driver = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "run")],
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_after_the_step_and_leaves_no_process(tmp_path):
 
 
 def marked(mark):
-    """Processes that came from the script, by what they inherited."""
+    """Return the processes that inherited the mark of the script."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

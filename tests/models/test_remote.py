@@ -1,4 +1,4 @@
-"""Agents in workers, with a stand-in for Ray: a worker in this process, behind the same bytes; tests/ray has the real one."""
+"""Agents in workers, with a stand-in for Ray: a worker in this process that takes the same messages; test_ray.py has Ray."""
 
 import json
 import pickle
@@ -58,7 +58,7 @@ class Link:
 
 @pytest.fixture
 def fate():
-    """When workers end."""
+    """The calls that end a worker."""
     return Fate()
 
 
@@ -78,7 +78,7 @@ SETTINGS = {"eval_every": 1, "progress": "off"}
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory, problems):
-    """The run folder of two steps in this process, which nothing disturbs."""
+    """The run folder of two steps in this process."""
     folder = tmp_path_factory.mktemp("calm")
     hk.train(hk.load_agents(PAIR, device="cpu"), problems, CONFIG, 2, out=folder, test=problems[:3], **SETTINGS)
     return folder
@@ -158,7 +158,7 @@ def test_checkpoints_of_workers_and_of_this_process_are_the_same(workers, tmp_pa
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_two_of_one_kind_are_told_apart(workers, monkeypatch):
+def test_load_agents_in_workers_numbers_equal_names(workers, monkeypatch):
     instead_of_ray(monkeypatch)
     agents = hk.load_agents([PAIR[0], PAIR[0]], workers="ray")
     assert [a.name for a in agents] == [PAIR[0], f"{PAIR[0]}#2"]
@@ -169,14 +169,14 @@ def test_two_of_one_kind_are_told_apart(workers, monkeypatch):
     assert agents[1].name == f"{PAIR[0]}#2" and agents[1].workers == {"workers": "ray", "threads": 1, "num_gpus": 0}
 
 
-def test_an_experiment_has_workers_as_a_parameter(monkeypatch, tmp_path):
+def test_check_parameters_takes_workers(monkeypatch, tmp_path):
     instead_of_ray(monkeypatch)
     small = {"agents": PAIR[0], "steps": 1, "prompts_per_step": 2, "n": 2, "test_size": 2, "max_new_tokens": 12}
-    asked = check_parameters({**small, "workers": "ray", "out": str(tmp_path / "r")})
-    run = asked.run(progress="off")
+    parameters = check_parameters({**small, "workers": "ray", "out": str(tmp_path / "r")})
+    run = parameters.run(progress="off")
     assert [type(a) for a in run.agents] == [RemoteAgent]
     # where it is computed makes no other run of it
-    assert replace(asked, out="").folder == replace(asked, out="", workers="").folder
+    assert replace(parameters, out="").folder == replace(parameters, out="", workers="").folder
     with pytest.raises(ValueError, match="workers='dask'"):
         check_parameters({"workers": "dask"})
 
@@ -192,7 +192,7 @@ def test_train_mixes_agents_in_workers_and_in_this_process(workers, fresh_agent,
 
 
 def arrays(thing, found):
-    """Every tensor and array inside, through containers and records."""
+    """Collect the sizes of all tensors and arrays in containers and records."""
     if isinstance(thing, torch.Tensor | np.ndarray):
         found.append(int(np.prod(thing.shape)))
     elif isinstance(thing, dict):

@@ -1,4 +1,4 @@
-"""What the default engine samples, and where a response ends."""
+"""The default engine: distribution, order of rows, and where a response ends."""
 
 import numpy as np
 import pytest
@@ -91,8 +91,8 @@ def test_sample_follows_the_distribution_of_the_model(qwen):
     with torch.no_grad():
         logits = qwen.model(torch.tensor([prompt])).logits[0, -1].double()
     expected = (logits / temperature).softmax(-1).numpy() * count
-    seen = np.bincount([a.ids[0] for a in answers], minlength=len(expected))
+    counts = np.bincount([a.ids[0] for a in answers], minlength=len(expected))
     often = expected >= 5  # the rest together, as the test asks
-    groups = [np.append(v[often], v[~often].sum()) for v in (seen, expected)]
+    groups = [np.append(v[often], v[~often].sum()) for v in (counts, expected)]
     assert often.sum() > 5
     assert chisquare(*groups).pvalue > 1e-4

@@ -19,7 +19,7 @@ class Response:
 
 @pytest.fixture
 def hub_raises(monkeypatch):
-    """hub_raises(error): every question to the hub ends with this error."""
+    """hub_raises(error): every request to the hub raises this error."""
 
     def patch(error):
         def model_info(self, model, *, revision, timeout):
@@ -61,7 +61,7 @@ def test_source_options_choose_the_local_copy_without_a_network(hub_raises, monk
 
 
 def test_locate_suggests_a_built_in_name_without_asking_the_hub(hub_raises):
-    hub_raises(AssertionError("asked the hub"))
+    hub_raises(AssertionError("requested the hub"))
     with pytest.raises(ValueError, match="unknown agent 'qwen3-sum'; did you mean 'qwen3-sums'"):
         hk.load_agent("qwen3-sum")
     with pytest.raises(ValueError, match=r"use load_agents\('tiny-trio'\)"):

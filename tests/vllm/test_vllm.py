@@ -1,6 +1,6 @@
-"""The vLLM engine itself, on a CPU: greedy text, distributions, weights that follow, training, restarts.
+"""The vLLM engine itself, on a CPU: greedy text, distributions, copies of weights, training, failures.
 
-Engines of a process close together, so what makes them start anew comes last.
+Engines of a process close together, so tests that restart them come last.
 """
 
 import copy
@@ -30,7 +30,7 @@ def loaded():
 
 @pytest.fixture
 def pair(loaded):
-    """The pair with the weights it was loaded with, whatever a test has made of them."""
+    """The pair, whose weights are restored after each test."""
     before = [copy.deepcopy(a.model.state_dict()) for a in loaded]
     yield loaded
     for agent, state in zip(loaded, before, strict=True):
@@ -50,7 +50,7 @@ def prompts_of(agent, problems):
 
 
 def disturb(agent, seed=0, scale=0.02):
-    """Other weights, as an update would leave them."""
+    """Change the weights, as an update does."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in agent.model.parameters():
@@ -61,16 +61,16 @@ def disturb(agent, seed=0, scale=0.02):
 def check_greedy(agent, problems, **options):
     """vLLM's greedy tokens are those of transformers, and its log-probs the trainer's."""
     prompts = prompts_of(agent, problems)
-    mine = agent.engine.sample(agent, prompts, **{**GREEDY, **options})
-    theirs = reference.sample(agent, prompts, **{**GREEDY, **options})
-    assert [(a.ids, a.ended) for a in mine] == [(a.ids, a.ended) for a in theirs]
+    answers = agent.engine.sample(agent, prompts, **{**GREEDY, **options})
+    expected = reference.sample(agent, prompts, **{**GREEDY, **options})
+    assert [(a.ids, a.ended) for a in answers] == [(a.ids, a.ended) for a in expected]
     with torch.no_grad():
-        values, mask = agent.logprobs(prompts, [a.ids for a in mine])
-    assert np.abs(np.concatenate([a.logps for a in mine]) - values[mask].numpy()).max() < 1e-4
-    return mine
+        values, mask = agent.logprobs(prompts, [a.ids for a in answers])
+    assert np.abs(np.concatenate([a.logps for a in answers]) - values[mask].numpy()).max() < 1e-4
+    return answers
 
 
-def test_greedy_text_is_that_of_transformers_in_both_architectures_side_by_side(pair, test_problems):
+def test_vllm_greedy_text_equals_transformers_for_two_engines(pair, test_problems):
     for agent in (*pair, *pair):  # in turns: neither engine disturbs the other
         answers = check_greedy(agent, test_problems)
         assert len({a.ids for a in answers}) > 5
@@ -78,11 +78,11 @@ def test_greedy_text_is_that_of_transformers_in_both_architectures_side_by_side(
     assert [a.engine.llm is not None for a in pair] == [True, True]
 
 
-def test_answers_that_are_cut_are_marked_and_each_end_token_ends_one(pair, test_problems):
+def test_vllm_marks_cut_answers_and_ends_at_each_end_token(pair, test_problems):
     qwen = pair[0]
     assert len(qwen.end_ids) == 2
     assert not any(a.ended for a in check_greedy(qwen, test_problems[:4], max_new_tokens=2))
-    seen = {}
+    counts = {}
     prompts = prompts_of(qwen, test_problems) * 3
     with torch.no_grad():  # equal chances for the two end tokens: the model itself prefers one
         head = qwen.model.get_output_embeddings().weight
@@ -93,12 +93,12 @@ def test_answers_that_are_cut_are_marked_and_each_end_token_ends_one(pair, test_
     for answer in qwen.engine.sample(qwen, prompts, temperature=1.0, max_new_tokens=32, seed=0):
         inside = qwen.end_ids.intersection(answer.ids[:-1])
         assert not inside and answer.ended == (answer.ids[-1] in qwen.end_ids) and len(answer.logps) == len(answer.ids)
-        seen[answer.ids[-1]] = seen.get(answer.ids[-1], 0) + 1
-    assert seen[first] > 10 and seen[second] > 10
+        counts[answer.ids[-1]] = counts.get(answer.ids[-1], 0) + 1
+    assert counts[first] > 10 and counts[second] > 10
 
 
 def open_question(agent, problems, temperature):
-    """The prompt and start of an answer behind which the agent is least sure how to go on."""
+    """Return the prompt and beginning of an answer with the highest entropy of the next token."""
     prompts = prompts_of(agent, problems)
     answers = reference.sample(agent, prompts, **GREEDY)
     starts = [(*p, *a.ids[:k]) for p, a in zip(prompts, answers, strict=True) for k in range(len(a.ids))]
@@ -112,7 +112,7 @@ def distribution(agent, start, temperature):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
-def test_sampled_tokens_follow_softmax_of_logits_over_temperature(pair, test_problems, temperature):
+def test_vllm_samples_from_softmax_of_logits_over_temperature(pair, test_problems, temperature):
     """Many first tokens behind one start, and the second tokens behind the most frequent first: chi-square at 10⁻⁴."""
     for agent in pair:
         start, count = open_question(agent, test_problems[:10], temperature), 1500
@@ -122,9 +122,9 @@ def test_sampled_tokens_follow_softmax_of_logits_over_temperature(pair, test_pro
         second = [a.ids[1] for a in answers if a.ids[0] == often]
         for before, tokens, least in ((start, first, 8), ((*start, often), second, 1)):
             expected = distribution(agent, before, temperature) * len(tokens)
-            seen = np.bincount(tokens, minlength=len(expected))
+            counts = np.bincount(tokens, minlength=len(expected))
             frequent = expected >= 5  # the rest together, as the test asks
-            groups = [np.append(v[frequent], v[~frequent].sum()) for v in (seen, expected)]
+            groups = [np.append(v[frequent], v[~frequent].sum()) for v in (counts, expected)]
             assert frequent.sum() >= least
             assert chisquare(*groups).pvalue > 1e-4
         # the log-probs are those at this temperature
@@ -133,7 +133,7 @@ def test_sampled_tokens_follow_softmax_of_logits_over_temperature(pair, test_pro
         assert np.abs(np.concatenate([a.logps for a in answers[:50]]) - values[mask].numpy()).max() < 1e-4
 
 
-def test_a_seed_fixes_the_answers_and_leaves_the_process_s_random_generators_alone(pair, test_problems):
+def test_vllm_seed_determines_the_answers_and_restores_random_generators(pair, test_problems):
     agent = pair[1]
     prompts = prompts_of(agent, test_problems[:8]) * 2
     how = {"temperature": 1.0, "max_new_tokens": 16}
@@ -147,7 +147,7 @@ def test_a_seed_fixes_the_answers_and_leaves_the_process_s_random_generators_alo
     assert ids[0][:8] != ids[0][8:]  # the same prompts again are other draws
 
 
-def test_the_engine_follows_every_change_of_the_weights(pair, test_problems):
+def test_vllm_uses_changed_weights(pair, test_problems):
     """Embeddings of the first agent are tied: with its old head the text would differ."""
     assert pair[0].model.config.tie_word_embeddings and not pair[1].model.config.tie_word_embeddings
     for agent in pair:
@@ -156,8 +156,8 @@ def test_the_engine_follows_every_change_of_the_weights(pair, test_problems):
         assert [a.ids for a in check_greedy(agent, test_problems)] != old
 
 
-def test_the_engine_without_the_second_name_of_tied_embeddings_would_be_wrong(pair, test_problems, monkeypatch):
-    """Why `synchronise` hands them over twice; should vLLM learn to see it, this test says so."""
+def test_vllm_needs_both_names_of_tied_embeddings(pair, test_problems, monkeypatch):
+    """`synchronise` passes tied embeddings under both names. This test fails when vLLM no longer needs that."""
     agent = pair[0]
     check_greedy(agent, test_problems)
     full = agent.model.state_dict
@@ -167,7 +167,7 @@ def test_the_engine_without_the_second_name_of_tied_embeddings_would_be_wrong(pa
         check_greedy(agent, test_problems)
 
 
-def test_what_was_computed_for_a_prompt_with_old_weights_is_not_used_again(pair):
+def test_vllm_resets_the_prefix_cache_with_the_weights(pair):
     """Long prompts share blocks of the cache among answers and calls, and share nothing with other weights."""
     agent = pair[0]
     problems = hk.load_problems([{"prompt": f"{'1+1=2, 20+3=23, ' * 9}{k}+5=", "gold": "0"} for k in (11, 12)])
@@ -188,7 +188,7 @@ def test_what_was_computed_for_a_prompt_with_old_weights_is_not_used_again(pair)
     assert min(cached[1]) >= 128 and cached[2][0] == 0
 
 
-def test_evaluation_and_copies_of_agents_use_their_own_engine(pair, test_problems):
+def test_vllm_engine_of_a_copied_agent_is_independent(pair, test_problems):
     twin = copy.deepcopy(pair[0])
     assert twin.engine is not pair[0].engine and twin.engine.llm is None
     disturb(twin, scale=0.1)
@@ -205,7 +205,7 @@ def test_vllm_sleep_does_nothing_on_a_cpu(pair, test_problems):
     check_greedy(pair[0], test_problems[:2])
 
 
-def test_training_with_vllm_learns_and_a_resumed_run_ends_the_same(tmp_path, pair):
+def test_train_with_vllm_learns_and_resume_ends_the_same(tmp_path, pair):
     train, test = (hk.load_problems("arithmetic", split=s, size=k) for s, k in (("train", 200), ("test", 60)))
     config = CONFIG.replace(prompts_per_step=16, n=8, minibatch=64)
     how = dict(test=test, eval_every=2, save_every=2, progress="off")
@@ -266,7 +266,7 @@ def test_vllm_sample_names_the_cause_if_the_engine_cannot_start(test_problems):
         check_greedy(agent, test_problems[:2])
 
 
-def test_adapters_are_merged_for_the_engine(test_problems):
+def test_vllm_samples_with_merged_adapters(test_problems):
     pytest.importorskip("peft")
     agent = hk.load_agent("llama-differences", device="cpu", engine="vllm", lora={"r": 4})
     old = [a.ids for a in check_greedy(agent, test_problems[:10])]
