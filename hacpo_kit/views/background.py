@@ -47,8 +47,8 @@ class BackgroundTraining:
         **options: Any,
     ):
         known = set(inspect.signature(train).parameters) - {"changes", "progress"}
-        if unknown := [name for name in options if name not in known]:
-            raise TypeError(f"train has no option {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+        for name in set(options) - known:
+            raise TypeError(f"train has no option {name!r}{did_you_mean(name, known)}")
         self.agents, self.steps, self.folder = as_list(agents), steps, Path(out)
         self.problems = problems if isinstance(problems, Problems) else load_problems(list(problems))
         self.options, self.callbacks = {"save_first": True, **options, "progress": "off"}, tuple(callbacks)

@@ -43,12 +43,10 @@ def learning_curves(
     first, last = (list(rows[column].unique()) for column in (by[0], by[-1]))
     return lines(
         pd.concat({" · ".join(map(str, names)): curve for names, curve in curves.items()}, axis=1).sort_index(),
-        title=title or f"{label.capitalize()}{note}",
-        x=LABELS.get(x, x),
-        y=label,
+        title=title or f"{label.capitalize()}{note}", x=LABELS.get(x, x), y=label,
         colors=[first.index(names[0]) for names in curves],
         dashes=[list(DASHES)[last.index(names[-1]) % len(DASHES)] for names in curves],
-    )
+    )  # fmt: skip
 
 
 def lines(
@@ -94,18 +92,15 @@ def method_curves(
     """
     curves = select(curves, [x, panel, "method", "mean", "low", "high", "seeds"])
     if curves.duplicated([panel, "method", x]).any():
-        raise ValueError(
-            f"several values of a method at one {x} in one panel: choose rows, or another column for panel="
-        )
+        raise ValueError(f"several values of a method at one {x} in one panel: select rows, or choose another panel=")
     styles = method_styles(curves["method"])
     names, shown = list(dict.fromkeys(map(str, curves[panel]))), set()
     label = LABELS_PER_AGENT.get(x, LABELS.get(x, x))
     fig = panels(f"{title} ({_seeds(curves['seeds'])})", label, y, names, height=330)
     for (name, method), line in curves.groupby([panel, "method"], observed=True, sort=False):
         line = line.sort_values(x).astype({"mean": np.float32}).set_index(x)
-        add_curve(
-            fig, line, method, *styles[method], showlegend=method not in shown, **panel_axes(names.index(str(name)))
-        )
+        axes = panel_axes(names.index(str(name)))
+        add_curve(fig, line, method, *styles[method], showlegend=method not in shown, **axes)
         shown.add(method)
     return fig if reference is None else fig.add_hline(reference, line=DOTTED)
 

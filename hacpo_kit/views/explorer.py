@@ -87,9 +87,7 @@ def _record_of(run: Run, step: int | None) -> Path | Experience:
 class Explorer(Live):
     """The view that `explorer` returns. `move` sets the controls from code; `now` and `table` hold what is shown."""
 
-    def __init__(
-        self, load: Callable, steps: Sequence[int | None], learner: str | None = None, step: int | None = None
-    ):
+    def __init__(self, load: Callable, steps: Sequence[int | None], learner: str | None, step: int | None = None):
         self._load, self.steps, self.order = load, list(steps), next(iter(ORDERS))
         self._open(self.steps[-1] if step is None else step, learner)
 
@@ -102,13 +100,8 @@ class Explorer(Live):
         replay = Replay(experience, learner)
         panels = Panels(replay)
         # everything that can fail is above: after an error the old step is still shown
-        self.experience, self.replay, self.panels, self.step, self.learner = (
-            experience,
-            replay,
-            panels,
-            step,
-            replay.learner,
-        )
+        self.experience, self.replay, self.panels = experience, replay, panels
+        self.step, self.learner = step, replay.learner
         self.recorded_values = self.values = control_values(experience.config)
         self.recorded = self.now = panels.recorded
         self._draw()

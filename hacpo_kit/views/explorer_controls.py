@@ -47,9 +47,8 @@ def config_of(values: Mapping[str, Any], recorded: Config) -> Config:
     changes = {name: values[name] for name in ("window", "capability_baseline", "discrepancy")}
     if recorded.peer_update == "hacpo" or values["exponential"] or values["clipping"]:
         changes |= {"peer_update": "hacpo", "alpha": values["alpha"] if values["exponential"] else 0.0}
-        changes |= (
-            {k: values[k] for k in ("delta", "delta_step")} if values["clipping"] else {"delta": 1.0, "delta_step": 0.0}
-        )
+        clipping = {name: values[name] for name in ("delta", "delta_step")}
+        changes |= clipping if values["clipping"] else {"delta": 1.0, "delta_step": 0.0}
     return recorded.replace(**changes)
 
 
@@ -126,11 +125,9 @@ class Controls:
         self.of["window"].max = max([self.of["window"].max, self._recorded["window"], *steps])
         for name in ("alpha", "delta", "delta_step", "window"):
             self.of[name].max = max(self.of[name].max, values[name])
-        counts = sorted(
-            {*range(max(8, int(replay.minibatch.max())) + 1), *([] if values["m"] is None else [values["m"]])}
-        )
+        counts = {*range(max(8, int(replay.minibatch.max())) + 1), *({values["m"]} - {None})}
         # −1 stands for None, which a selection takes for no selection
-        options = ((OWN_M, -1), *((str(m), m) for m in counts))
+        options = ((OWN_M, -1), *((str(m), m) for m in sorted(counts)))
         if self.of["m"].options != options:
             self.of["m"].options = options
 

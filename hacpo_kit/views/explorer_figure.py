@@ -26,20 +26,7 @@ AXIS_TITLES = (
 )  # fmt: skip
 CLIPPED = {"own": COLORS[3], "peer low": COLORS[4], "peer high": COLORS[5]}  # columns of `WhatIf.clip_fractions`
 CLIPPED_LABELS = {"own": "own", "peer low": "peer, s too low", "peer high": "peer, s too high"}
-RANGE = {
-    "type": "rect",
-    "y0": 0,
-    "y1": 1,
-    "line": {"width": 0},
-    "layer": "below",
-    "fillcolor": "rgba(128,128,128,0.18)",
-}
-CHANGING = (
-    "x",
-    "y",
-    "customdata",
-    "showlegend",
-)  # properties of a trace that differ between settings, steps and learners
+RANGE = {"type": "rect", "y0": 0, "y1": 1, "line_width": 0, "layer": "below", "fillcolor": "rgba(128,128,128,0.18)"}
 
 
 class Panels:
@@ -49,9 +36,7 @@ class Panels:
         self.replay, self.recorded = replay, replay.at()
         self.recorded_shares, self.recorded_fractions = self.recorded.shares(), self.recorded.clip_fractions()
         history = replay.experience.capability.history
-        self.agents = list(
-            dict.fromkeys([*history, *dict.fromkeys(replay.source)])
-        )  # in the order of the run, as in every plot
+        self.agents = list(dict.fromkeys([*history, *replay.source]))  # in the order of the run, as in every plot
         self.agent_index = np.array([self.agents.index(name) for name in replay.source])
         self.colors = [COLORS[i % len(COLORS)] for i in range(len(self.agents))]
         self.labels = [plain(name, 40) for name in self.agents]
@@ -67,9 +52,8 @@ class Panels:
         self.bars = np.clip(np.digitize(replay.ratio, self.edges) - 1, 0, BINS - 1)
         count, rng = len(replay.used), np.random.default_rng(0)
         self.points = np.sort(rng.choice(count, min(count, MAX_POINTS), replace=False))
-        self.tooltips = np.array(
-            [_tooltip(r) for r in replay.frame.iloc[replay.used[self.points]].itertuples()], object
-        )
+        rollouts = replay.frame.iloc[replay.used[self.points]].itertuples()
+        self.tooltips = np.array([_tooltip(rollout) for rollout in rollouts], object)
 
     def figure(self, now: WhatIf, title: str) -> Figure:
         """Return all panels for these settings."""

@@ -21,7 +21,6 @@ from hacpo_kit.views.background import BackgroundTraining
 from hacpo_kit.views.figure import Figure
 from hacpo_kit.views.live import Live, LiveFigure
 from hacpo_kit.views.markup import escaped
-from hacpo_kit.views.rollout_view import problem_names
 
 # settings with an input; `Monitor.change` can change others too
 SETTINGS = {
@@ -59,8 +58,6 @@ def monitor(
 class Monitor(BackgroundTraining, Live):
     """A background training with a widget, whose buttons call its methods."""
 
-    _displayed = False
-
     def start(self) -> Self:
         """Start or resume the training; see `BackgroundTraining.start`."""
         thread = self._thread
@@ -97,16 +94,14 @@ class Monitor(BackgroundTraining, Live):
         self._progress = w.IntProgress(min=0, max=self.steps, layout={"width": "220px"})
         names = ("status", "table", "warnings", "changes", "refused", "rollouts")
         self._html = {name: w.HTML().add_class(f"hacpo-{name}") for name in names}
-        self._buttons = {
-            "start": self._button(
-                "start", "Start", "Train in the background; the page stays usable", self.start, icon="play"
-            ),
-            "pause": self._button("pause", "Pause", "End after this step with a checkpoint", self.pause, icon="pause"),
-            "stop": self._button("stop", "Stop", "End after this step with a checkpoint", self.stop, icon="stop"),
-        }
+        self._buttons = [
+            self._button("start", "Start", "Train in the background; the page stays usable", self.start, icon="play"),
+            self._button("pause", "Pause", "End after this step with a checkpoint", self.pause, icon="pause"),
+            self._button("stop", "Stop", "End after this step with a checkpoint", self.stop, icon="stop"),
+        ]
         panels = w.Accordion([self._rollouts_panel(), self._settings_panel()], selected_index=0)
         panels.titles = ("Rollouts of the last step", "Settings for the next step")
-        buttons = w.HBox([*self._buttons.values(), self._progress], layout={"align_items": "center"})
+        buttons = w.HBox([*self._buttons, self._progress], layout={"align_items": "center"})
         parts = [buttons, self._html["status"], self._curves, self._html["table"], self._html["warnings"], panels]
         self._root = w.VBox(parts).add_class("hacpo-monitor")
         self._draw()
@@ -120,10 +115,8 @@ class Monitor(BackgroundTraining, Live):
     def _rollouts_panel(self) -> w.Widget:
         self._problem = w.Dropdown(description="Problem", layout={"width": "520px"}).add_class("hacpo-problem")
         self._problem.observe(lambda _: self._show_problem(), "index")
-        self._hold = w.ToggleButton(
-            description="Hold this step", tooltip="Keep these rollouts while training continues"
-        )
-        self._hold.add_class("hacpo-hold").observe(lambda _: self._draw(), "value")
+        self._hold = w.ToggleButton(description="Hold this step", tooltip="Keep these rollouts").add_class("hacpo-hold")
+        self._hold.observe(lambda _: self._draw(), "value")
         return w.VBox([w.HBox([self._problem, self._hold]), self._html["rollouts"]])
 
     def _settings_panel(self) -> w.Widget:
@@ -135,9 +128,8 @@ class Monitor(BackgroundTraining, Live):
             self._button("reset", "Reset", "Show the settings in force", self._fill),
         ]
         self._fill()
-        return w.VBox(
-            [columns, w.HBox(buttons), self._html["refused"], w.HTML("<b>Changes</b>"), self._html["changes"]]
-        )
+        changes = [w.HTML("<b>Changes</b>"), self._html["changes"]]
+        return w.VBox([columns, w.HBox(buttons), self._html["refused"], *changes])
 
     def _column(self, title: str, names: Sequence[str]) -> w.Widget:
         rows: list[w.Widget] = [w.HTML(f"<b>{title}</b>")]
@@ -179,20 +171,16 @@ class Monitor(BackgroundTraining, Live):
                 self._draw()
                 time.sleep(DRAW_INTERVAL)
         self._draw()
-        if self._displayed:
+        if "_root" in vars(self):
             with contextlib.suppress(Exception):  # the page may be closed
                 self._display_picture(update=True)
-
-    def _display_picture(self, update: bool = False) -> None:
-        self._displayed = True
-        super()._display_picture(update)
 
     def _draw(self) -> None:
         """Bring the widget up to date, if there is one, with one message for the curves."""
         if "_root" not in vars(self):
             return
         with self._drawing:
-            start, pause, stop = self._buttons.values()
+            start, pause, stop = self._buttons
             start.description = "Resume" if self.step else "Start"
             start.disabled = (self.running and self.status == "running") or self.status == "finished"
             pause.disabled = stop.disabled = not self.running
@@ -202,7 +190,7 @@ class Monitor(BackgroundTraining, Live):
             self._curves.send(panes.traces(self), panes.layout(self))
             if self.last not in (None, self._shown) and not (self._hold.value and self._shown):
                 self._shown = self.last
-                self._problem.options = problem_names(self.last)
+                self._problem.options = panes.problem_names(self.last)
                 self._problem.index = self.last.pool.informative_problem
                 self._show_problem()
 

@@ -8,17 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from hacpo_kit.records import StepResult
+from hacpo_kit.records import Rollout, StepResult
 from hacpo_kit.runs.run import history_frame
 from hacpo_kit.views.background import BackgroundTraining
 from hacpo_kit.views.figure import DOTTED, Figure, panel_axes, panels
 from hacpo_kit.views.markup import escaped, literal
-from hacpo_kit.views.rollout_view import side_by_side
-from hacpo_kit.views.style import COLORS
+from hacpo_kit.views.style import COLORS, GREY
 from hacpo_kit.views.tables import Table
 
 MAX_POINTS = 200  # of a curve
-MAX_WARNINGS = 20
+MAX_ROLLOUTS = 16  # that are shown per agent
 # panel → label of its y axis
 PANELS = {
     "accuracy on test problems": "accuracy", "mean reward of the rollouts": "mean reward", "capability P̂": "P̂ (mean reward)",
@@ -41,24 +40,21 @@ STATUS = {
 }  # fmt: skip
 
 
-def _tests(training: BackgroundTraining) -> list[tuple[int, dict[str, float]]]:
-    """Return step and accuracy by agent of every evaluation on the test problems."""
-    metric = f"avg@{training.options.get('eval_k', 1)}"
-    found = ({n: v[metric] for n, v in line["agents"].items() if metric in v} for line in training.history)
-    return [(line["step"], scores) for line, scores in zip(training.history, found, strict=True) if scores]
+def _values(training: BackgroundTraining, agent: str, metric: str) -> list[tuple[int, float]]:
+    """Return the steps with a value of this metric of an agent, and the values."""
+    name = f"avg@{training.options.get('eval_k', 1)}" if metric == "accuracy" else metric
+    values = [(line["step"], line["agents"].get(agent, {}).get(name)) for line in training.history]
+    return [(step, value) for step, value in values if value is not None]
 
 
 def traces(training: BackgroundTraining) -> list[dict[str, Any]]:
     """Return the curves of all panels."""
-    with training.lock:
-        tested = [(step, {n: {"accuracy": v} for n, v in scores.items()}) for step, scores in _tests(training)]
-        trained = [(line["step"], line["agents"]) for line in training.history]
-    tested, trained = _thinned(tested), _thinned(trained)
     curves = []
     for place, metric, dash in CURVES:
         for i, agent in enumerate(training.agents):
-            values = [(step, a.get(agent.name, {}).get(metric)) for step, a in (trained if place else tested)]
-            points = [(step, value) for step, value in values if value is not None]
+            with training.lock:
+                points = _values(training, agent.name, metric)
+            points = [*points[: -1 : _interval(len(points))], *points[-1:]]
             curves.append({
                 "type": "scatter", "x": [step for step, _ in points], "y": [value for _, value in points],
                 "mode": "lines+markers" if len(points) < 40 else "lines", "marker": {"size": 5}, "name": agent.name,
@@ -71,10 +67,6 @@ def traces(training: BackgroundTraining) -> list[dict[str, Any]]:
 def _interval(count: int) -> int:
     """Return the power of two that keeps at most MAX_POINTS of so many points."""
     return 1 << max(0, math.ceil(math.log2(max(count, 1) / MAX_POINTS)))
-
-
-def _thinned(points: list) -> list:
-    return [*points[: -1 : _interval(len(points))], *points[-1:]]
 
 
 def layout(training: BackgroundTraining) -> dict[str, Any]:
@@ -126,25 +118,24 @@ def status_html(training: BackgroundTraining) -> str:
 def table_html(training: BackgroundTraining) -> str:
     """Return the metrics of the last step, one row per agent, with the accuracy of the last test."""
     with training.lock:
-        last, tests = history_frame(training.history[-1:]), _tests(training)
+        last = history_frame(training.history[-1:])
+        tests = {agent.name: _values(training, agent.name, "accuracy")[-1:] for agent in training.agents}
     if last.empty:
         return ""
     last = last.set_index("agent")
     # a sum is missing if one of its metrics is
     sums = {name: last.reindex(columns=metrics).sum(axis=1, skipna=False) for name, metrics in COLUMNS.items()}
-    accuracy = {f"accuracy (step {step})": pd.Series(scores) for step, scores in tests[-1:]}
-    return Table(pd.DataFrame(accuracy | sums).rename_axis("agent").reset_index())._repr_html_()
+    accuracy = pd.DataFrame({name: {f"accuracy (step {s})": v for s, v in last} for name, last in tests.items()}).T
+    return Table(accuracy.join(pd.DataFrame(sums), how="outer").rename_axis("agent").reset_index())._repr_html_()
 
 
 def warnings_html(training: BackgroundTraining) -> str:
     """Return the warnings of the training; of warnings that differ only in numbers, the last."""
     with training.lock:
-        found = list(training.warnings.values())
-    lines = [
-        f"warning{f' ({count} times, the last)' if count > 1 else ''}: <code>{escaped(message)}</code>"
-        for message, count in found[:MAX_WARNINGS]
-    ]
-    lines += [f"{len(found) - MAX_WARNINGS} further warnings are not shown"] * (len(found) > MAX_WARNINGS)
+        lines = [
+            f"warning{f' ({count} times, the last)' if count > 1 else ''}: <code>{escaped(message)}</code>"
+            for message, count in training.warnings.values()
+        ]
     return literal("<br>".join(lines)) if lines else ""
 
 
@@ -159,6 +150,61 @@ def changes_html(training: BackgroundTraining) -> str:
     return literal("<br>".join(lines) or "no setting was changed")
 
 
+def problem_names(result: StepResult) -> list[str]:
+    """Return one line per problem: the beginning of the prompt and the mean reward of its rollouts."""
+    names = []
+    for i, problem in enumerate(result.pool.problems, start=1):
+        rewards = [r.reward for r in result.pool if r.problem == problem.id and r.reward is not None]
+        prompt = " ".join(problem.prompt_text.split())
+        mean = f"mean reward {sum(rewards) / len(rewards):.2f}" if rewards else "not scorable"
+        names.append(f"{i}. {prompt[:60]}{'…' if len(prompt) > 60 else ''} ({mean})")
+    return names
+
+
 def rollouts_html(result: StepResult, problem: int | None = None) -> str:
-    """Return the rollouts of one problem side by side, by default of a problem whose rewards differ."""
-    return literal(side_by_side(result, result.pool.informative_problem if problem is None else problem))
+    """Return the rollouts of one problem, one column per agent, by default of a problem whose rewards differ.
+
+    Each has its text, reward and status, and how each learner used it.
+    """
+    problem = result.pool.problems[result.pool.informative_problem if problem is None else problem]
+    uses = _uses(result)
+    columns = []
+    for place, agent in enumerate(result.pool.agents):
+        rollouts = [(i, r) for i, r in enumerate(result.pool) if r.problem == problem.id and r.source == agent]
+        cards = "".join(
+            _card(r, {name: used.get(i, "not used") for name, used in uses.items()}) for i, r in rollouts[:MAX_ROLLOUTS]
+        )
+        hidden = len(rollouts) - MAX_ROLLOUTS
+        more = f"<div style='color:{GREY}'>{hidden} more are not shown</div>" if hidden > 0 else ""
+        head = f"<b style='color:{COLORS[place % len(COLORS)]}'>{escaped(agent)}</b>"
+        columns.append(f"<div style='flex:1 1 320px;min-width:260px'>{head}{cards}{more}</div>")
+    prompt = f"{_code(problem.prompt_text, 600)} &nbsp; gold answer: {_code(problem.gold, 200)}"
+    top = f"<div>step {result.metrics['step']}: {prompt}</div>"
+    return literal(f"{top}<div style='display:flex;flex-wrap:wrap;gap:16px'>{''.join(columns)}</div>")
+
+
+def _uses(result: StepResult) -> dict[str, dict[int, str]]:
+    """Return advantage A and importance ratio s for each learner, by the position of the rollout in the pool."""
+    uses = {}
+    for name, batch in result.batches.items():
+        uses[name] = {i: f"A {a:+.2f}" for i, a in zip(batch.index, batch.advantages.tolist(), strict=True)}
+        for part in result.stats[name].minibatches:
+            for i, ratio, clipped in zip(part.index, part.ratio, part.clipped, strict=True):
+                uses[name][int(i)] += f", s {ratio:.3f}{', clipped' if clipped else ''}"
+    return uses
+
+
+def _card(rollout: Rollout, uses: dict[str, str]) -> str:
+    reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
+    color = COLORS[2] if rollout.reward else GREY
+    learners = "".join(f"<div>{escaped(name)}: {use}</div>" for name, use in uses.items())
+    cut = "" if rollout.ended else ", cut at the length limit"
+    return (
+        f"<div style='border-left:3px solid {color};padding:2px 8px;margin:6px 0;line-height:1.35'>"
+        f"{_code(rollout.text, 400)}<div style='color:{GREY};font-size:90%'>"
+        f"<div><b>{reward}</b>, {escaped(rollout.status)}{cut}</div>{learners}</div></div>"
+    )
+
+
+def _code(text: str, longest: int) -> str:
+    return f"<code style='white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate'>{escaped(text, longest)}</code>"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 HEIGHT = 422  # of a figure with one panel (pixels)
+FRACTIONS = ("paper", "domain")  # an axis whose name ends so has fractions of the panel
 WIDTHS = {1: (8.0, 110), 2: (10.0, 90), 3: (13.5, 80)}  # panels in a row → width (inches), resolution (pixels per inch)
 
 
@@ -26,6 +27,7 @@ def draw(fig: go.Figure) -> bytes:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
+    from PIL import Image
 
     layout = {"panels": [""], "columns": 1, **(fig.layout.meta or {})}
     names, columns = layout["panels"], layout["columns"]
@@ -52,15 +54,9 @@ def draw(fig: go.Figure) -> bytes:
         if not (note.text in names and note.xref == "paper"):  # names of panels are their titles
             _draw_annotation(axes[_panel(note.xref)], note)
     _draw_title_and_legend(canvas, axes, _literal(fig.layout.title.text))
-    return _png(canvas)
-
-
-def _png(canvas: Any) -> bytes:
-    """Return the drawing in 256 colours, which makes it three times as small: pages hold many figures."""
-    from PIL import Image
-
     drawn, small = io.BytesIO(), io.BytesIO()
     canvas.savefig(drawn, format="png", transparent=True)
+    # 256 colours make it three times as small: pages hold many figures
     Image.open(drawn).quantize(256, method=Image.Quantize.FASTOCTREE).save(small, format="PNG", optimize=True)
     return small.getvalue()
 
@@ -119,21 +115,14 @@ def _draw_title_and_legend(canvas: Any, axes: Any, title: str) -> None:
 # ── shapes, notes, traces ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _fraction(axis: str | None) -> bool:
-    """Return whether positions on this axis are fractions of the panel and not values of the data."""
-    return str(axis).endswith(("paper", "domain"))
-
-
 def _draw_shape(ax: Any, shape: Any) -> None:
     if shape.type == "rect":
         style = {
             "facecolor": _rgba(shape.fillcolor or "rgba(128,128,128,0.25)"),
             "edgecolor": shape.line.color or GREY, "linewidth": 0.8 * (shape.line.width or 0),
         }  # fmt: skip
-        if _fraction(shape.yref):
-            ax.axvspan(shape.x0, shape.x1, shape.y0, shape.y1, **style)
-        else:
-            ax.fill_between([shape.x0, shape.x1], shape.y0, shape.y1, **style)
+        transform = ax.get_xaxis_transform() if str(shape.yref).endswith(FRACTIONS) else ax.transData
+        ax.fill_between([shape.x0, shape.x1], shape.y0, shape.y1, transform=transform, **style)
     elif shape.x0 == shape.x1:
         ax.axvline(shape.x0, color=GREY, linestyle=":", linewidth=1)
     else:
@@ -144,7 +133,7 @@ def _draw_annotation(ax: Any, note: Any) -> None:
     align = {"auto": "center", "middle": "center", None: "center"}
     ax.annotate(
         _literal(note.text), (note.x, note.y),
-        xycoords=tuple("axes fraction" if _fraction(ref) else "data" for ref in (note.xref, note.yref)),
+        xycoords=tuple("axes fraction" if str(ref).endswith(FRACTIONS) else "data" for ref in (note.xref, note.yref)),
         fontsize=(note.font.size or 11) * 0.8, color=note.font.color or GREY,
         ha=align.get(note.xanchor, note.xanchor), va=align.get(note.yanchor, note.yanchor),
     )  # fmt: skip

@@ -57,9 +57,8 @@ def capability_matrix(capability: Capability) -> Figure:
     `capability.at(step)`. Raises ValueError if no agent has a scorable rollout in the window.
     """
     step = max(map(len, capability.history.values()), default=0)
-    names = [
-        name for name in capability if name in capability
-    ]  # iterating yields all names, `in` says which have a value
+    # iterating yields all names, `in` says which have a value
+    names = [name for name in capability if name in capability]
     if not names:
         raise ValueError(f"after step {step} no agent has a scorable rollout in the window: there is no capability yet")
     ratios = np.array([[capability.ratio(a, b) for b in names] for a in names])
@@ -208,14 +207,10 @@ def memory(estimate: Estimate, *, title: str = "Peak memory on the device in eac
     """Plot what each agent needs on the device in each phase (GiB), with a dotted line at the memory that is usable."""
     frame = estimate.to_frame()
     names = [f"{plain(agent, 40)} · {phase}" for agent, phase in frame.index]
-    fig = figure(
-        title, "memory (GiB; dotted: usable)", "agent · phase", height=max(260, 110 + 34 * len(names)), barmode="stack"
-    )
+    fig = figure(title, "memory (GiB; dotted: usable)", "agent · phase", height=max(260, 110 + 34 * len(names)))
     for part, color in zip(MEMORY_PARTS, COLORS, strict=True):
         if frame[part].max() > 0:
-            hover = f"%{{y}}: {part} %{{x:.1f}} GiB"
-            fig.add_bar(
-                x=frame[part], y=names, orientation="h", name=part, marker={"color": color}, hovertemplate=hover
-            )
+            bar = {"orientation": "h", "marker": {"color": color}, "hovertemplate": f"%{{y}}: {part} %{{x:.1f}} GiB"}
+            fig.add_bar(x=frame[part], y=names, name=part, **bar)
     fig.add_vline(usable(estimate.device_memory) / 2**30, line=DOTTED)
-    return fig.update_layout(bargap=0.25).update_yaxes(autorange="reversed", showgrid=False)
+    return fig.update_layout(barmode="stack", bargap=0.25).update_yaxes(autorange="reversed", showgrid=False)

@@ -49,9 +49,8 @@ class WhatIf:
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table with one row per rollout and one column per array."""
-        return pd.DataFrame(
-            {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        ).set_index("row")
+        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return pd.DataFrame(arrays).set_index("row")
 
     def shares(self) -> pd.DataFrame:
         """Return each source's share of Σ|coefficient|: column `up` for A > 0, `down` for A < 0; all zero without gradient.
@@ -98,8 +97,8 @@ class Replay:
         self.excluded = reasons[reasons != ""].value_counts().to_dict()  # reason → rollouts
         self.used = np.flatnonzero(self.frame["minibatch"].notna())
         if not len(self.used):
-            count = len(self.frame)
-            raise ValueError(f"agent {self.learner!r} used none of the {count} rollouts of this step: {self.excluded}")
+            which = f"none of the {len(self.frame)} rollouts of this step"
+            raise ValueError(f"agent {self.learner!r} used {which}: {self.excluded}")
         rows = self.frame.iloc[self.used]
         self.source, self.own = rows["source"].to_numpy(object), rows["own"].to_numpy(bool)
         self.minibatch, self.reward = rows["minibatch"].to_numpy(np.int64), rows["reward"].to_numpy(np.float64)

@@ -18,7 +18,7 @@ import hacpo_kit as hk
 from hacpo_kit.experiments import compare
 from hacpo_kit.experiments.pages import write_html
 from hacpo_kit.records import Pool, Rollout
-from hacpo_kit.views import plots, rollout_view
+from hacpo_kit.views import monitor_panes, plots
 from hacpo_kit.views.explorer_figure import tooltip_text
 from hacpo_kit.views.markup import escaped
 
@@ -96,9 +96,9 @@ def test_table_with_hostile_columns_and_lists():
     check_harmless(plots.Table(pd.DataFrame({HOSTILE: [HOSTILE, None, 1.0, [HOSTILE]]}))._repr_html_(), TABLE)
 
 
-def test_side_by_side(pool):
+def test_rollouts_html(pool):
     result = SimpleNamespace(pool=pool, batches={}, stats={}, metrics={"step": 1})
-    page = rollout_view.side_by_side(result, 0)
+    page = monitor_panes.rollouts_html(result, 0)
     check_harmless(page, "div b code")
     assert "&lt;img src=x" in page
 

@@ -71,7 +71,7 @@ def test_monitor_figure_limits_the_points_of_a_curve(tmp_path):
 
 def test_monitor_widget_follows_the_training(tmp_path):
     monitor = monitor_in(tmp_path / "run", steps=4, after={3: lambda m: m.pause()})
-    start, pause, stop = monitor._buttons.values()
+    start, pause, stop = (find(monitor.widget, f"hacpo-{name}") for name in ("start", "pause", "stop"))
     assert start.description == "Start" and pause.disabled and stop.disabled
     start.click()
     assert monitor.running
