@@ -66,7 +66,11 @@ def explorer(
     elif not (config is stats is capability is None):
         raise TypeError("capability=, config= and stats= belong to a pool; recorded experience has its own")
     if isinstance(source, Run):
-        source = _record_of(source, step)
+        run, source = source, source.folder
+        if source is None or not recorded_steps(source):  # only the last step is in memory
+            if run.last is None or step not in (None, run.state.step):
+                raise FileNotFoundError("this run has no recorded experience; call train with out=… and record_every=1")
+            source = Experience.of_step(run.last, run.agents, run.state.step)
     if isinstance(source, Experience):
         return Explorer(lambda _: source, [source.step], learner)
     if not isinstance(source, (str, Path)):
@@ -75,24 +79,12 @@ def explorer(
     return Explorer(lambda s: Experience.of_run(source, s), recorded_steps(source), learner, step)
 
 
-def _record_of(run: Run, step: int | None) -> Path | Experience:
-    """Return the folder of a run that recorded its steps, otherwise the experience of its last step."""
-    if run.folder is not None and recorded_steps(run.folder):
-        return run.folder
-    if run.last is None or step not in (None, run.state.step):
-        raise FileNotFoundError("this run has no recorded experience; call train with out=… and record_every=1")
-    return Experience.of_step(run.last, run.agents, run.state.step)
-
-
 class Explorer(Live):
     """The view that `explorer` returns. `move` sets the controls from code; `now` and `table` hold what is shown."""
 
     def __init__(self, load: Callable, steps: Sequence[int | None], learner: str | None, step: int | None = None):
         self._load, self.steps, self.order = load, list(steps), next(iter(ORDERS))
         self._open(self.steps[-1] if step is None else step, learner)
-
-    def __repr__(self) -> str:
-        return f"Explorer({self.experience!r}, learner {self.learner!r}, {self.values})"
 
     def _open(self, step: int | None, learner: str | None) -> None:
         """Show a step and a learner with the recorded settings."""

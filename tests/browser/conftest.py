@@ -1,4 +1,4 @@
-"""One JupyterLab a session and one browser a file of tests; without Chromium these tests are skipped, in CI they fail."""
+"""One JupyterLab per session and one browser per file. Without Chromium the tests are skipped; in CI they fail."""
 
 import os
 
@@ -11,8 +11,8 @@ from . import jupyter
 def lab(tmp_path_factory):
     """A running JupyterLab server."""
     if jupyter.chromium() is None:
-        told = "no Chromium: install it (Debian: apt-get install chromium) or name its program in HACPO_KIT_CHROMIUM"
-        (pytest.fail if os.environ.get("HACPO_KIT_REQUIRE_BROWSER") == "1" else pytest.skip)(told)
+        message = "no Chromium: install it (Debian: apt-get install chromium) or name its program in HACPO_KIT_CHROMIUM"
+        (pytest.fail if os.environ.get("HACPO_KIT_REQUIRE_BROWSER") == "1" else pytest.skip)(message)
     with jupyter.server(tmp_path_factory.mktemp("jupyter") / "lab") as running:
         yield running
 
@@ -39,7 +39,7 @@ def open_cells(lab, context):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark every browser test as slow that is not the quick one of its widget."""
+    """Mark every browser test as slow, except the quick one of each widget."""
     for item in items:
         if item.path.parent.name == "browser" and not item.get_closest_marker("quick_browser"):
             item.add_marker(pytest.mark.slow)

@@ -1,11 +1,11 @@
-"""A JupyterLab server of its own and a headless Chromium to look at it, for tests and benchmarks of what people click on.
+"""A separate JupyterLab server and a headless Chromium, for tests and benchmarks of the widgets.
 
     with server(folder) as lab, browser(folder / "browser") as context:
         page = open_notebook(context, lab, notebook("slider.ipynb", ["import ipywidgets; ipywidgets.IntSlider()"], lab))
         run_all(page)
         no_errors(page)
 
-Chromium is `HACPO_KIT_CHROMIUM` or what the path holds. Nothing here asks anything outside this machine.
+Chromium is `HACPO_KIT_CHROMIUM` or the one on the path. No request leaves this machine.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ import psutil
 from playwright.sync_api import BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60_000  # of one wait (ms): a busy machine with two cores is slow, not broken
+PATIENCE = 60_000  # of one wait (ms), long enough for a busy machine
 IDLE = re.compile(r"^Python 3 \(ipykernel\) \| Idle$")  # the execution indicator says idle before there is a kernel
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--enable-precise-memory-info",
 )  # fmt: skip
-NO_NEWS = '{"fetchNews": "false", "checkForUpdates": false}'  # nor a dialogue that asks whether to fetch them
+NO_NEWS = '{"fetchNews": "false", "checkForUpdates": false}'  # no dialogue that asks whether to fetch them
 
 
 def chromium() -> str | None:
@@ -67,7 +67,7 @@ class Lab:
 
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[Lab]:
-    """A JupyterLab server with all its settings and data under `folder`, on a free port; ends with its kernels."""
+    """Start a JupyterLab server on a free port, with its settings and data under `folder`; end it and its kernels."""
     folder = Path(folder)
     home, token = folder / "notebooks", uuid.uuid4().hex
     home.mkdir(parents=True)
@@ -117,7 +117,7 @@ def _wait_for_server(lab: Lab, started: subprocess.Popen, log: Path) -> None:
 def browser(folder: Path, *, width: int = 1280, height: int = 1500) -> Iterator[BrowserContext]:
     """A headless Chromium with an empty profile in `folder`; its requests to other machines fail.
 
-    While it is open, Playwright's event loop runs in this thread: close it before anything else that wants one.
+    While it is open, Playwright's event loop runs in this thread: close it before other code uses one.
     """
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
@@ -133,7 +133,7 @@ def browser(folder: Path, *, width: int = 1280, height: int = 1500) -> Iterator[
 
 
 def notebook(name: str, cells: Sequence[str], lab: Lab) -> str:
-    """Writes a notebook with these code cells into the server's folder and returns its name."""
+    """Write a notebook with these code cells into the server's folder and return its name."""
     content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     content.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
     nbformat.write(content, lab.folder / name)
@@ -141,7 +141,7 @@ def notebook(name: str, cells: Sequence[str], lab: Lab) -> str:
 
 
 def open_notebook(context: BrowserContext, lab: Lab, name: str) -> Page:
-    """A new tab with this notebook, its kernel ready."""
+    """Open the notebook in a new tab and wait for its kernel."""
     page = context.new_page()
     page.goto(f"{lab.url}/doc/tree/{name}?token={lab.token}")
     wait_idle(page)
@@ -149,7 +149,7 @@ def open_notebook(context: BrowserContext, lab: Lab, name: str) -> Page:
 
 
 def save(page: Page, lab: Lab, name: str) -> nbformat.NotebookNode:
-    """Saves the notebook, as JupyterLab does by itself every two minutes, and reads what is on disk then."""
+    """Save the notebook, as JupyterLab does every two minutes, and read the file."""
     path = lab.folder / f"{name}.ipynb"
     before, deadline = path.stat().st_mtime_ns, time.monotonic() + PATIENCE / 1000
     page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
@@ -160,24 +160,24 @@ def save(page: Page, lab: Lab, name: str) -> nbformat.NotebookNode:
 
 
 def reopen(page: Page) -> None:
-    """Loads the tab again, as after closing and opening it; the kernel goes on meanwhile. What is not saved is lost."""
+    """Load the tab again, as after closing and opening it. The kernel keeps running; unsaved changes are lost."""
     page.once("dialog", lambda dialog: dialog.accept())  # "leave this page?"
     page.reload()
     wait_kernel(page)
 
 
 def wait_kernel(page: Page) -> None:
-    """Waits until the page has met its kernel, idle or busy."""
+    """Wait until the page is connected to its kernel, idle or busy."""
     page.get_by_role("button", name=re.compile(r"^Python 3 \(ipykernel\) \| (Idle|Busy)$")).wait_for()
 
 
 def wait_idle(page: Page) -> None:
-    """Waits until the kernel has nothing to do."""
+    """Wait until the kernel is idle."""
     page.get_by_role("button", name=IDLE).wait_for()
 
 
 def run_all(page: Page) -> None:
-    """Runs all cells and waits for the last one."""
+    """Run all cells and wait for the last one."""
     menu(page, "Run", "Run All Cells")
     page.wait_for_timeout(300)  # the cells wait only once the first one has reached the kernel
     # the status bar says idle between two cells too
@@ -187,7 +187,7 @@ def run_all(page: Page) -> None:
 
 
 def menu(page: Page, *path: str) -> None:
-    """Chooses an item of the menu bar, as menu(page, "Kernel", "Interrupt Kernel")."""
+    """Choose an item of the menu bar, as menu(page, "Kernel", "Interrupt Kernel")."""
     bar, *items = path
     page.get_by_role("menubar").get_by_role("menuitem", name=bar, exact=True).first.click()
     for item in items:
@@ -198,7 +198,7 @@ def menu(page: Page, *path: str) -> None:
 
 
 def run_cell(page: Page, source: str, *, wait: bool = True) -> None:
-    """Adds a cell with this code at the end, runs it, and waits for its number, or, without `wait`, only for its start."""
+    """Add a cell with this code at the end, run it, and wait for its end, or without `wait` for its start."""
     count = page.locator(".jp-CodeCell").count()
     page.locator(".jp-CodeCell .cm-content").last.click()
     page.keyboard.press("Escape")
@@ -218,17 +218,17 @@ def last_output(page: Page) -> str:
 
 
 def no_errors(page: Page) -> None:
-    """Fails with the text of an error or a warning that some cell shows."""
+    """Raise AssertionError with the text of an error or a warning in the output of a cell."""
     kinds = ("application/vnd.jupyter.stderr", "application/vnd.jupyter.error")
     for kind in kinds:
-        shown = page.locator(f".jp-OutputArea-output[data-mime-type='{kind}']").all_inner_texts()
-        assert not shown, f"a cell wrote to stderr or failed: {shown}"
+        texts = page.locator(f".jp-OutputArea-output[data-mime-type='{kind}']").all_inner_texts()
+        assert not texts, f"a cell failed or printed a warning: {texts}"
     broken = page.locator(".jupyter-widgets-error-widget").all_inner_texts()
     assert not broken, f"a widget could not be drawn: {broken}"
 
 
 def press(page: Page, css_class: str, key: str = "ArrowRight", times: int = 1) -> None:
-    """Focuses the handle of the slider in the widget with this class and presses a key; 60 ms apart, as a hand would."""
+    """Focus the slider in the widget with this class and press a key, 60 ms apart."""
     handle = page.locator(f".{css_class} .noUi-handle").first
     handle.focus()
     for _ in range(times):
@@ -242,7 +242,7 @@ def readout(page: Page, css_class: str) -> str:
 
 
 def plot_data(page: Page, css_class: str, trace: int = 0, key: str = "y") -> list[float]:
-    """What the first plotly figure in the widget with this class draws: one array of one trace."""
+    """Return one array of one trace of the first plotly figure in the widget with this class."""
     script = """([css, trace, key]) => Array.from(
         document.querySelector(`.${css} .js-plotly-plot, .${css}.js-plotly-plot`)._fullData[trace][key] ?? [])"""
     page.locator(f".{css_class} .js-plotly-plot, .{css_class}.js-plotly-plot").first.wait_for()
@@ -250,7 +250,7 @@ def plot_data(page: Page, css_class: str, trace: int = 0, key: str = "y") -> lis
 
 
 def theme(page: Page, name: str) -> None:
-    """Switches to the "light" or the "dark" theme."""
+    """Switch to the "light" or the "dark" theme."""
     wanted = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}[name]
     # the page of a single document has no such menu
     page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", wanted)
@@ -273,12 +273,12 @@ def page_memory(page: Page) -> dict[str, float]:
 
 
 def wait_text(page: Page, css_class: str, text: str) -> None:
-    """Waits until the widget with this class shows the text."""
+    """Wait until the widget with this class shows the text."""
     page.locator(f".{css_class}", has_text=text).first.wait_for()
 
 
 def wait_points(page: Page, css_class: str, count: int, trace: int = 0) -> None:
-    """Waits until a trace of the plotly figure in the widget with this class has at least so many points."""
+    """Wait until a trace of the plotly figure in the widget with this class has at least so many points."""
     script = """([css, trace, count]) => {
         const plot = document.querySelector(`.${css} .js-plotly-plot, .${css}.js-plotly-plot`);
         return plot?._fullData?.[trace]?.y?.length >= count; }"""
@@ -286,7 +286,7 @@ def wait_points(page: Page, css_class: str, count: int, trace: int = 0) -> None:
 
 
 def screenshot(page: Page, name: str) -> Path | None:
-    """A picture of the page in the folder `HACPO_KIT_SCREENSHOTS`, for people to look at; none without that."""
+    """Save a picture of the page in the folder `HACPO_KIT_SCREENSHOTS`, if it is set."""
     if not (folder := os.environ.get("HACPO_KIT_SCREENSHOTS")):
         return None
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""An exercise in JupyterLab: what is folded stays folded, the check answers, and unfolding shows the solution."""
+"""An exercise in JupyterLab: its solution is folded until a click, and its check runs."""
 
 import shutil
 
@@ -18,13 +18,13 @@ def page(lab, context):
     opened.close()
 
 
-def test_a_solution_stays_folded_until_it_is_asked_for(page):
+def test_exercise_solution_stays_folded_until_a_click(page):
     page.get_by_text("E3a: not solved yet").first.wait_for()  # as stored
     solution = page.locator(".jp-CodeCell", has=page.locator(".jp-InputPlaceholder")).first
     solution.scroll_into_view_if_needed()
-    assert page.locator(".jp-CodeCell .jp-InputPlaceholder").count() == 2  # one a solution
+    assert page.locator(".jp-CodeCell .jp-InputPlaceholder").count() == 2  # one per solution
     assert page.get_by_text("learner_mean_logp").count() == 0
-    assert not page.get_by_text("✓ E3a").first.is_visible()  # nor does its output tell a learner that all is right
+    assert not page.get_by_text("✓ E3a").first.is_visible()  # the output of the solution is folded too
     jupyter.run_all(page)
     jupyter.no_errors(page)
     solution.locator(".jp-InputPlaceholder").click()

@@ -28,8 +28,8 @@ def folder(lab):
     """A recorded run where the notebooks are."""
     agents = hk.load_agents("tiny-model-pair", device="cpu")
     problems = hk.load_problems("arithmetic", split="train", size=60)
-    hostile = hk.Config(prompts_per_step=8, n=4, minibatch=16, lr=5e-4)
-    return hk.train(agents, problems, hostile, 3, out=lab.folder / "run", progress="off").folder
+    config = hk.Config(prompts_per_step=8, n=4, minibatch=16, lr=5e-4)
+    return hk.train(agents, problems, config, 3, out=lab.folder / "run", progress="off").folder
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def page(open_cells, folder, request):
 
 
 def moved(page, act) -> int:
-    """Does something, waits for the new picture, and returns how many were drawn for it."""
+    """Act, wait for the new picture, and return how many pictures were drawn."""
     before = page.evaluate("window.pictures")
     act()
     page.wait_for_function("n => window.pictures > n", arg=before)
@@ -57,7 +57,7 @@ def press(page, name, key):
     return lambda: jupyter.press(page, f"hk-{name}", key)
 
 
-def test_every_slider_moves_numbers_and_curves_with_one_picture(page, tmp_path):
+def test_explorer_sliders_move_numbers_and_curves_with_one_picture(page, tmp_path):
     before = page.evaluate(STATE)
     assert "the recorded settings" in before[0]
     shown = page.locator(".hk-explorer").bounding_box()
@@ -79,10 +79,10 @@ def test_every_slider_moves_numbers_and_curves_with_one_picture(page, tmp_path):
             if (after := page.evaluate(STATE)[1]) != curves:
                 break
         assert after != curves, f"{name} moves nothing"
-    said = page.locator(".hk-explorer-summary").inner_text()
-    jupyter.run_cell(page, "print(view.values['alpha'], view._summary.value.count('recorded'))")
-    assert float(jupyter.last_output(page).split()[0]) == float(jupyter.readout(page, "hk-alpha"))
-    assert re.search(r"peer share of the gradient: \d+% \(recorded \d+%\)", said)
+    summary = page.locator(".hk-explorer-summary").inner_text()
+    jupyter.run_cell(page, "print(view.values['alpha'])")
+    assert float(jupyter.last_output(page)) == float(jupyter.readout(page, "hk-alpha"))
+    assert re.search(r"peer share of the gradient: \d+% \(recorded \d+%\)", summary)
     jupyter.theme(page, "dark")
     page.screenshot(path=tmp_path / "dark.png")
     jupyter.theme(page, "light")
@@ -90,7 +90,7 @@ def test_every_slider_moves_numbers_and_curves_with_one_picture(page, tmp_path):
 
 
 @pytest.mark.quick_browser
-def test_switches_reset_step_and_learner(page):
+def test_explorer_switches_reset_step_and_learner(page):
     start = page.evaluate(STATE)
     for name in ("capability-baseline", "discrepancy", "exponential", "clipping"):
         assert moved(page, page.locator(f".hk-{name} input").first.click) == 1, name
@@ -113,7 +113,7 @@ def test_switches_reset_step_and_learner(page):
     jupyter.no_errors(page)
 
 
-def test_a_tab_opened_again_shows_what_was_chosen(page, lab, request):
+def test_explorer_keeps_its_settings_in_a_tab_that_is_opened_again(page, lab, request):
     for _ in range(3):
         moved(page, press(page, "alpha", "ArrowRight"))
     chosen = page.evaluate(STATE)
@@ -125,8 +125,8 @@ def test_a_tab_opened_again_shows_what_was_chosen(page, lab, request):
     jupyter.no_errors(page)
 
 
-def test_model_text_is_text_in_the_page(open_cells, folder):
-    """Markup, script and formula in an answer: shown as written, in table and tooltips, and nothing of it runs."""
+def test_explorer_shows_model_text_as_text(open_cells, folder):
+    """Table and tooltips show markup, scripts and formulas of a response as text, and no script runs."""
     hostile = r"<img src=x onerror='window.hacked=1'></code><script>window.hacked=1</script> $\\frac{1}{2}$ <b>bold</b>"
     cell = f"""
 from hacpo_kit.runs.experience import Experience
@@ -141,7 +141,7 @@ hk.widgets.explorer(e)
     table = page.locator(".hk-explorer-table").first
     table.locator("tbody tr").first.wait_for()
     page.locator(".hk-explorer-plot .subplot.x2y2 path.point").first.wait_for(state="attached")
-    page.wait_for_timeout(1500)  # for what should not happen
+    page.wait_for_timeout(1500)  # a script would run within this time
     assert hostile in table.locator("tbody tr").first.inner_text()
     assert not table.locator("img, script, b, mjx-container").count()
     tips = page.evaluate(f"{PLOT}._fullData.flatMap(t => Array.from(t.customdata ?? []))")
@@ -154,7 +154,7 @@ hk.widgets.explorer(e)
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_saved_notebook_shows_the_picture_as_html(page, lab, request):
+def test_explorer_in_a_saved_notebook_is_a_picture(page, lab, request):
     stored = jupyter.save(page, lab, request.node.name)
     shown = [o["data"] for c in stored.cells for o in c.outputs if "data" in o]
     place = next(i for i, data in enumerate(shown) if "application/vnd.jupyter.widget-view+json" in data)

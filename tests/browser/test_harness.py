@@ -1,4 +1,4 @@
-"""The harness itself: a cell runs, a slider moves, a failure is seen, themes change, memory is a number."""
+"""The helpers of the browser tests: cells, sliders, errors, themes, memory."""
 
 import pytest
 
@@ -16,7 +16,7 @@ display(slider, fig)
 """
 
 
-def test_a_slider_moves_a_plot(open_cells, lab):
+def test_press_moves_a_slider_and_its_plot(open_cells, lab):
     page = open_cells("slider", [SLIDER])
     jupyter.run_all(page)
     page.locator(".the-slider .noUi-handle").wait_for()
@@ -36,14 +36,14 @@ def test_a_slider_moves_a_plot(open_cells, lab):
     assert memory["heap_mib"] > 1 and memory["nodes"] > 100 and lab.kernel_memory() > 30
 
 
-def test_a_failing_cell_is_noticed(open_cells):
+def test_no_errors_fails_after_an_error_in_a_cell(open_cells):
     page = open_cells("failing", ["1 / 0"])
     jupyter.run_all(page)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         jupyter.no_errors(page)
 
 
-def test_the_kernel_runs_this_package(open_cells):
+def test_kernel_imports_this_package(open_cells):
     page = open_cells("home", ["import hacpo_kit"])
     jupyter.run_all(page)
     jupyter.run_cell(page, "print(hacpo_kit.__file__)")

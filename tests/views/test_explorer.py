@@ -338,5 +338,5 @@ def test_explorer_refuses_arguments_that_do_not_fit(run, tmp_path, pair, problem
         hk.widgets.explorer(3)
     with pytest.raises(FileNotFoundError, match="record_every"):
         hk.widgets.explorer(tmp_path)
-    with pytest.raises(ValueError, match="'nobody'"):
-        hk.widgets.explorer(run.folder, agent="nobody")
+    with pytest.raises(ValueError, match="'missing'"):
+        hk.widgets.explorer(run.folder, agent="missing")

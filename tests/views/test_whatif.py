@@ -169,8 +169,8 @@ def test_replay_refuses_what_it_cannot_weight(runs, experience_of):
         Replay(experience)
     with pytest.raises(ValueError, match="no learner"):
         Replay(Experience(experience.frame.iloc[:0], experience.capability, experience.config))
-    with pytest.raises(ValueError, match="'nobody'"):
-        Replay(experience, "nobody")
+    with pytest.raises(ValueError, match="'missing'"):
+        Replay(experience, "missing")
     with pytest.raises(ValueError, match="updates_made=-1"):
         Replay(experience_of([1.0], [True])).at(updates_made=-1)
     with pytest.raises(ValueError, match="token by token"):
