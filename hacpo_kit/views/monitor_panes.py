@@ -126,7 +126,8 @@ def table_html(training: BackgroundTraining) -> str:
     # a sum is missing if one of its metrics is
     sums = {name: last.reindex(columns=metrics).sum(axis=1, skipna=False) for name, metrics in COLUMNS.items()}
     accuracy = pd.DataFrame({name: {f"accuracy (step {s})": v for s, v in last} for name, last in tests.items()}).T
-    return Table(accuracy.join(pd.DataFrame(sums), how="outer").rename_axis("agent").reset_index())._repr_html_()
+    table = pd.concat([accuracy, pd.DataFrame(sums)], axis=1)
+    return Table(table.rename_axis("agent").reset_index())._repr_html_()
 
 
 def warnings_html(training: BackgroundTraining) -> str:

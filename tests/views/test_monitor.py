@@ -59,6 +59,8 @@ def test_monitor_figure_shows_the_recorded_metrics(tmp_path):
     assert len(figure.layout.shapes) == 4 and {s.x0 for s in figure.layout.shapes} == {2.5}
     assert "dotted" in figure.layout.title.text and figure.png()[:4] == b"\x89PNG"
     assert "from step 3: <code>lr</code> 0.0001 → 3e-05" in monitor.html()
+    table = panes.table_html(monitor)  # with the agents in the order of the run
+    assert "accuracy (step 4)" in table and table.index("qwen3-sums") < table.index("llama-differences")
 
 
 def test_monitor_figure_limits_the_points_of_a_curve(tmp_path):
