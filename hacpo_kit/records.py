@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hacpo_kit.config import Config
-from hacpo_kit.tasks.boxes import last_box, same_text
+from hacpo_kit.tasks.boxes import last_box, reference_answer, same_text
 from hacpo_kit.tasks.problems import Problem
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def disputed(text: str, gold: str, status: str) -> bool:
     >>> disputed(r"\boxed{0.5}", r"\frac{1}{2}", "correct"), disputed(r"\boxed{7}", "7", "correct")
     (True, False)
     """
-    return status != "unscored" and (status == "correct") != same_text(last_box(text), gold)
+    return status != "unscored" and (status == "correct") != same_text(last_box(text), reference_answer(gold))
 
 
 def engine_gap(rollouts: Sequence[Rollout]) -> dict[str, float]:

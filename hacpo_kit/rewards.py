@@ -15,11 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hacpo_kit.tasks.boxes import MAX_CHARS, integer, last_box
+from hacpo_kit.tasks.boxes import MAX_CHARS, integer, is_prose, last_box, reference_answer
+from hacpo_kit.tasks.cleaning import clean
+from hacpo_kit.tasks.units import split_unit
 from hacpo_kit.tasks.workers import Verdict, verify
 
 if TYPE_CHECKING:
     from hacpo_kit.records import Pool
+
+
+SHORT = 40  # characters of an answer that is compared in this process, without a time limit
 
 
 def boxed_math(response: str, gold: str, *, timeout: float = 5.0) -> Verdict:
@@ -90,7 +95,8 @@ def score(
     _check(pairs, fn, timeout, workers)
     if fn is not boxed_math:
         return [_call(fn, response, gold, item) for item, (response, gold) in enumerate(pairs)]
-    keys = [(last_box(response), gold) for response, gold in pairs]
+    golds = {gold: gold and reference_answer(gold) for _, gold in pairs}
+    keys = [(last_box(response), golds[gold]) for response, gold in pairs]
     verdicts = {key: _simple_verdict(*key) for key in dict.fromkeys(keys)}
     if hard := [key for key, verdict in verdicts.items() if verdict is None]:
         found = verify(hard, timeout=timeout, workers=workers, progress=progress)
@@ -117,6 +123,8 @@ def _simple_verdict(answer: str | None, gold: str | None) -> Verdict | None:
         return Verdict(None, "unscorable", "the gold is empty")
     if len(gold) > MAX_CHARS:
         return Verdict(None, "unscorable", f"the gold has {len(gold)} characters, the limit is {MAX_CHARS}")
+    if is_prose(gold):
+        return Verdict(None, "unscorable", "the gold is a text: give the answer alone, or mark it by #### or \\boxed{}")
     number = integer(gold.strip())
     if number is None:
         return None
@@ -125,9 +133,12 @@ def _simple_verdict(answer: str | None, gold: str | None) -> Verdict | None:
     if len(answer) > MAX_CHARS:
         # the response is at fault: an "answer" of this length is none
         return Verdict(0.0, "no_answer", f"the box has {len(answer)} characters, the limit is {MAX_CHARS}")
-    if integer(answer) is None:
+    found = integer(answer)
+    if found is None and len(answer) <= SHORT:  # \text{72 eggs}: patterns take no time on short texts
+        found = integer(split_unit(clean(answer))[0])
+    if found is None:
         return None
-    return Verdict(1.0, "correct") if integer(answer) == number else Verdict(0.0, "wrong")
+    return Verdict(1.0, "correct") if found == number else Verdict(0.0, "wrong")
 
 
 def _call(fn: Callable, response: str, gold: str, item: int) -> Verdict:

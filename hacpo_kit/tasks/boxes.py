@@ -32,9 +32,29 @@ def last_box(text: str) -> str | None:
         return None
     for brace, depth in brace_depths(text, boxes[-1]):
         if depth < 0:
-            return text[boxes[-1] : brace.start()].strip() or None
+            content = text[boxes[-1] : brace.start()].strip()
+            while (len(content) - len(content.rstrip("\\"))) % 2:  # "\ ", a space in LaTeX
+                content = content[:-1].rstrip()
+            return content or None
     # The response ends inside its last box, which would have replaced the earlier ones.
     return None
+
+
+def reference_answer(gold: str) -> str:
+    r"""Return the answer of a gold that may be a worked solution: the text after ####, or the last box.
+
+    >>> reference_answer("7 + 2 = 9 #### 9"), reference_answer(r"Thus $x = \boxed{3}$."), reference_answer("x = 3")
+    ('9', '3', 'x = 3')
+    """
+    if "####" in gold:
+        return gold.rsplit("####", 1)[1].strip()
+    return last_box(gold) or "" if _BOX.search(gold) else gold
+
+
+def is_prose(gold: str) -> bool:
+    """Return whether a gold is sentences, which no boxed answer equals: a worked solution without a marked answer."""
+    words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", gold)
+    return len(words) >= 12 and bool(re.search(r"[.!?]\s|\n", gold.strip()))
 
 
 def integer(text: str) -> str | None:

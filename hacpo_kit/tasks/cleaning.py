@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 
-TEXT_COMMAND = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)"
+TEXT_COMMAND = r"\\(?:text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|operatorname)"
 
-_FULL_WIDTH = dict(zip("０１２３４５６７８９（），．：；＝＋－％", "0123456789(),.:;=+-%", strict=True))
+_FULL_WIDTH = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+_FRACTIONS = {
+    character: rf" \frac{{{top}}}{{{bottom}}}"
+    for character in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+    for top, bottom in [unicodedata.normalize("NFKC", character).split("⁄")]
+}
+_SUPERSCRIPTS = {character: f"^{digit}" for digit, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 _UNICODE = str.maketrans(
     _FULL_WIDTH
-    | {"−": "-", "–": "-", "—": "-", "。": ".", "、": ",", "…": r"\ldots ", "²": "^2", "³": "^3", "\u00a0": " "}
+    | _FRACTIONS
+    | _SUPERSCRIPTS
+    | {"−": "-", "–": "-", "—": "-", "。": ".", "、": ",", "…": r"\ldots ", "\u00a0": " ", "′": "'", "’": "'"}
     | {"π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "∅": r"\emptyset ", "×": r"\times ", "·": r"\cdot ", "÷": "/"}
-    | {"≤": r"\le ", "≥": r"\ge ", "±": r"\pm ", "∪": r"\cup "}
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in "}
+    | {"€": "", "£": "", "¥": "", "₹": "", "¢": r"\text{ cents}", "℃": r"^\circ C", "和": ",", "或": ",", "与": ","}
 )
 _FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log|exp|pi|theta|alpha|beta|gamma|lambda|omega|phi|infty"
 _REPLACEMENTS = [
@@ -21,7 +31,17 @@ _REPLACEMENTS = [
     (re.compile(r"(?<=\d)(?:,\\!\s*|\\[,!]|\{,\}|~)(?=\d{3}(?!\d))"), ""),  # typeset thousands: 10,\!080
     (re.compile(r"(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])|\\displaystyle"), " "),
     (re.compile(r"\\(?:left|right)\.|\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])"), ""),
-    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:[dtcsx]|nice)frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:degree|textdegree)(?![a-zA-Z])"), r"^\\circ "),
+    (re.compile(r"\\(l|g)(?:eqq|eqslant|eq)(?![a-zA-Z])"), r"\\\1e"),
+    (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne"),
+    (re.compile(r"\\lg(?![a-zA-Z])"), r"\\log_{10}"),
+    (re.compile(r"\\([lr])brace(?![a-zA-Z])"), lambda found: {"l": r"\{", "r": r"\}"}[found[1]]),
+    (re.compile(r"\\([lr])brack(?![a-zA-Z])"), lambda found: {"l": "[", "r": "]"}[found[1]]),
+    (re.compile(r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|\\?[A-Za-z]+))"), r"\\sqrt{\1\2}"),
+    (re.compile(r"\\(?:underline|boldsymbol|bm)\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(rf"{TEXT_COMMAND}\s*\{{\s*([:,;.]?)\s*\}}"), r" \1 "),
+    (re.compile(r"\^\s*\{?\s*\\prime\s*\}?"), "'"),
     (re.compile(r"(?<![\w\\])(?:np|numpy|math|sp|sympy)\.(?=[a-z])"), ""),
     (re.compile(r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])"), r"\\infty"),
     (re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])"), r"\\\1"),  # pi/2 is not p·i/2
@@ -31,6 +51,19 @@ _REPLACEMENTS = [
     (re.compile(r"(?<=\d)\.(?![\d.]|\s*\\overline)"), ""),  # 1./3, and a full stop after a number
     (re.compile(rf"^{TEXT_COMMAND}\s*\{{([^{{}}]*\d[^{{}}]*)\}}$"), r"\1"),  # \text{5 cm} is not a word
     (re.compile(r"_\{\\([A-Za-z]+)\s*\}"), r"_{\1}"),  # a name as an index: m_{\max}
+    (re.compile(rf"(?<=\d)(?:\^\s*)?\{{?\s*(?:{TEXT_COMMAND}\s*\{{)?(?:st|nd|rd|th)\}}{{0,2}}(?![A-Za-z])"), ""),  # 5th
+    (re.compile(rf"^(?:{TEXT_COMMAND}\s*\{{\s*)?(?:US|USD|EUR|GBP|CNY|RMB|INR|Rs)\.?\s*\}}?\s*(?=[\d.])"), ""),
+    # "for all n" and "(k ∈ ℤ)" at the end
+    (
+        re.compile(rf"(?<=[\w}})])(?:[\s,;(]+|(?=\\))(?:{TEXT_COMMAND}\s*\{{)?\s*for (?:all|any|every|each|some)\b.*$"),
+        "",
+    ),
+    (
+        re.compile(
+            r"(?<=[\w})])[\s,;(]+[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\\in\s*\\?(?:mathbb|mathbf|Bbb)?\s*\{?\s*[ZNRQC]\b.*$"
+        ),
+        "",
+    ),
     (re.compile(r"\s+"), " "),
 ]
 

@@ -1,4 +1,7 @@
-"""Comparison of two cleaned answers: rules for kinds of text first, then mathematics."""
+"""Comparison of two cleaned answers: a rule for each class of text first, then mathematics.
+
+The class of the gold decides which answers can be equal to it: docs/how-to/rewards.md has the table.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,65 @@ from fractions import Fraction
 from hacpo_kit.tasks.boxes import integer
 from hacpo_kit.tasks.cleaning import TEXT_COMMAND, squeeze
 from hacpo_kit.tasks.expressions import explicit_latex, parse
-from hacpo_kit.tasks.notation import based_numeral, list_elements, rational, without_name, word
-from hacpo_kit.tasks.values import same_value
+from hacpo_kit.tasks.notation import (
+    based_numeral,
+    clock,
+    list_elements,
+    option,
+    rational,
+    split_outside,
+    without_name,
+    word,
+)
+from hacpo_kit.tasks.relations import chain, condition, is_relation, same_chain, solutions
+from hacpo_kit.tasks.units import same_units, split_unit
+from hacpo_kit.tasks.values import same_function, same_value
 
 _PERCENT = re.compile(rf"(.*?)\s*(?:\\?%|(?:{TEXT_COMMAND}\s*\{{)?\s*(?:\\?%|percent)\s*\}}?)")
 _SHORT_WORDS = {"yes", "no", "odd", "all", "one", "two", "six", "ten"}
-# one letter other than those that the parser reads as numbers (e, i) or may read so (E, I)
-_NAMED_VALUE = re.compile(r"(?:(?P<name>[a-df-hj-zA-DF-HJ-Z]) ?= ?)?(?P<value>.+)", re.DOTALL)
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?|\([^()]*\))?\s*\^\s*\{?\s*\\circ\s*\}?")
+_TRIGONOMETRIC = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*\{?\(?\s*)(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+# What can stand before the "=" of an answer without being part of a computation: a name with index and arguments (f'(2),
+# a_{10}), a norm, an operator with its operand (\det A), words
+_NAME = (
+    rf"(?:\\(?!pi(?![a-zA-Z])|infty)[A-Za-z]+|[A-DF-Za-df-hj-z]|[A-Z]{{1,4}}|{TEXT_COMMAND}\s*\{{[^{{}}]*\}}|\\mathbb\s*\{{?\w\}}?)"
+    r"(?:_(?:\w|\{[^{}]*\}))?'*\s*(?:[(\[][^()\[\]=]*[)\]])?"
+)
+_OPERATOR = r"\\(?:det|dim|deg|min|max|sup|inf|gcd|lcm|lim|sum|prod|int|arg|Pr|angle|triangle|overline|vec)(?![A-Za-z])"
+_LABEL = re.compile(
+    rf"{_NAME}(?:\s*[-+]\s*{_NAME})*|{_OPERATOR}.*|\\?\|[^|=]*\\?\||\[[^\[\]=]*\]|\([A-Za-z][A-Za-z_\d{{}}, ]*\)"
+)
 
 
 def same(answer: str, gold: str) -> bool:
     """Return whether two cleaned answers are the same; the first rule that applies decides."""
     if squeeze(answer) == squeeze(gold):
         return True
-    for rule in (_numbers, _based_numerals, _percentages, _lists, _ellipses, _words, _quantities):
+    answer, gold = _in_radians(answer, gold)
+    for rule in _RULES:
         verdict = rule(answer, gold)
         if verdict is not None:
             return verdict
     gold_value = parse(gold)
     answer_value = parse(answer) if gold_value is not None else None
-    return answer_value is not None and same_value(answer_value, gold_value)
+    units = split_unit(answer)[1], split_unit(gold)[1]
+    return answer_value is not None and same_units(*units) and same_value(answer_value, gold_value)
+
+
+def _in_radians(answer: str, gold: str) -> tuple[str, str]:
+    """Return both texts with degrees converted inside trigonometric functions, and where only one of them has degrees and
+    the other has π; other degree signs are a unit and go."""
+    if r"\circ" not in answer + gold:
+        return answer, gold
+    radians = [r"\pi" in other and r"\circ" not in other for other in (gold, answer)]
+    texts = [_TRIGONOMETRIC.sub(r"\1{\\frac{\2\\pi}{180}}", text) for text in (answer, gold)]
+    for i, text in enumerate(texts):
+        unit = r"\\cdot\\frac{\\pi}{180}" if radians[i] else ""
+        texts[i] = _DEGREES.sub(rf"\1{unit}", re.sub(r"(\\circ\s*\}?)\s*(?:\\text\s*\{\s*)?[CF]\s*\}?$", r"\1", text))
+    return texts[0], texts[1]
+
+
+# ── a rule for each class of text; None: the rule does not apply ─────────────────────────────────────────────────
 
 
 def _numbers(answer: str, gold: str) -> bool | None:
@@ -41,6 +83,22 @@ def _numbers(answer: str, gold: str) -> bool | None:
     # as in values.py: the first six digits, and six digits after the point
     tolerance = min(Fraction(5, 10**6) * max(abs(left), abs(right)), Fraction(1, 10**6))
     return left == right or ("." in answer + gold and abs(left - right) <= tolerance)
+
+
+def _clock_times(answer: str, gold: str) -> bool | None:
+    left, right = clock(answer), clock(gold)
+    if not left and not right:
+        return None
+    # the half of the day may be missing only in the gold
+    return bool(left and right) and left[:2] == right[:2] and right[2] in ("", left[2])
+
+
+def _options(answer: str, gold: str) -> bool | None:
+    right = option(gold)
+    if right is None:
+        return None
+    left = option(answer, with_text=True)
+    return None if left is None else left == right
 
 
 def _based_numerals(answer: str, gold: str) -> bool | None:
@@ -69,6 +127,59 @@ def _percentages(answer: str, gold: str) -> bool | None:
     return bool(number) and (same(number, other) or same(rf"\frac{{{number}}}{{100}}", other))
 
 
+def _remainders(answer: str, gold: str) -> bool | None:
+    # 3 (mod 7) is the answer 3, but not to a gold with another modulus
+    found = re.fullmatch(r"(-?\d+)\s*\(?\\[pb]?mod\b.*", answer)
+    return same(found[1], gold) if found and "mod" not in gold else None
+
+
+def _labels(answer: str, gold: str) -> bool | None:
+    # f(2) = 5 is the answer 5, and 2 + 3 = 5 too; x + 2 = 5 is not
+    left, right = _sides(answer), _sides(gold)
+    names, values = (list_elements(side) for side in left) if len(left) == 2 else (None, None)
+    if names and values and len(names[1]) == len(values[1]) and "=" in gold and len(right) == 1:  # (a, b) = (3, 1)
+        return same(", ".join(map("=".join, zip(names[1], values[1], strict=True))), gold)
+    if len(left) > 1 and len(right) == 1:
+        return _ends_with(left, gold)
+    if len(right) == 2 and len(left) == 1:
+        return same(answer, right[1]) if _LABEL.fullmatch(right[0]) else None
+    if len(left) == len(right) == 2 and all(_LABEL.fullmatch(side[0]) for side in (left, right)):
+        if squeeze(left[0]) == squeeze(right[0]):
+            return same(left[1], right[1])
+        return same_function(left, right, parse)
+    return None
+
+
+def _sides(text: str) -> list[str]:
+    """Return the sides of an equation or of a chain of equations; a list or an inequality is one side."""
+    sides = split_outside(text, "=")
+    if len(sides) == 2 and integer(split_unit(sides[1])[0]) is not None:
+        return sides  # x = 1,234 is no list
+    return [text] if is_relation(text) or list_elements(text) else sides
+
+
+def _ends_with(sides: list[str], gold: str) -> bool | None:
+    """Return whether the sides of an answer are names, or equal to the gold, and one of the outer ones is the gold."""
+    if not all(sides):
+        return False
+    if len(sides) == 2 and not _LABEL.fullmatch(sides[0]) and _LABEL.fullmatch(sides[1]):
+        sides = sides[::-1]  # 5 = x
+    return same(sides[-1], gold) and all(_LABEL.fullmatch(side) or same(side, gold) for side in sides[:-1])
+
+
+def _relations(answer: str, gold: str) -> bool | None:
+    # an inequality equals an inequality or a set of numbers that is no list of points
+    left, right = condition(answer), condition(gold)
+    is_left, is_right = is_relation(left), is_relation(right)
+    if not is_left and not is_right:
+        return None if (left, right) == (answer, gold) else same(left, right)
+    if is_left and is_right:
+        verdict = same_chain(chain(left), chain(right), same)
+        if verdict is not None:
+            return verdict
+    return solutions(left, right, parse)
+
+
 def _lists(answer: str, gold: str) -> bool | None:
     left, right = list_elements(answer), list_elements(gold)
     if left is None or right is None:
@@ -94,9 +205,10 @@ def _lists(answer: str, gold: str) -> bool | None:
     return True
 
 
-def _ellipses(answer: str, gold: str) -> bool | None:
-    # math-verify drops the dots, and what they stand for cannot be computed: only equal text is correct
-    return False if r"\ldots" in answer + gold else None
+def _texts_only(answer: str, gold: str) -> bool | None:
+    # The parser drops the dots of an ellipsis, and reads \angle ABC as a product: only equal text is correct
+    marks = re.compile(r"\\ldots|\\(?:angle|triangle|overrightarrow|odot)(?![a-z])|[^\x00-\x7f]")
+    return False if marks.search(answer) or marks.search(gold) else None
 
 
 def _words(answer: str, gold: str) -> bool | None:
@@ -105,14 +217,21 @@ def _words(answer: str, gold: str) -> bool | None:
     if left is None or right is None:
         marked = (left or right or ("", False))[1]
         return False if marked else None  # \text{even} is not a formula; letters without markup may be one
-    if left[1] or right[1] or all(len(w) == 1 or len(w) > 3 or w in _SHORT_WORDS for w in (left[0], right[0])):
+    if left[1] or right[1] or all(len(w) == 1 or len(w) > 2 or w in _SHORT_WORDS for w in (left[0], right[0])):
         return left[0] == right[0]
     return None
 
 
 def _quantities(answer: str, gold: str) -> bool | None:
-    # x = 1,005 and 72\text{ eggs} are numbers without name and unit
-    left, right = (_NAMED_VALUE.fullmatch(explicit_latex(text) or "=") for text in (answer, gold))
-    if left["name"] and right["name"] and left["name"] != right["name"]:
+    # 72\text{ eggs} is a number without its unit
+    (left, left_unit), (right, right_unit) = split_unit(answer), split_unit(gold)
+    if not left_unit and not right_unit:
         return None
-    return _numbers(left["value"], right["value"])
+    verdict = _numbers(explicit_latex(left) or "", explicit_latex(right) or "")
+    return verdict and same_units(left_unit, right_unit)
+
+
+_RULES = (
+    _numbers, _clock_times, _options, _based_numerals, _percentages, _remainders, _relations, _labels, _lists, _quantities,
+    _texts_only, _words,
+)  # fmt: skip

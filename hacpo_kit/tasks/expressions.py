@@ -6,17 +6,19 @@ import re
 from functools import lru_cache
 
 from hacpo_kit.tasks.notation import DIGITS
+from hacpo_kit.tasks.units import split_unit
 
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SHORT_UNITS = "cm|mm|km|kg|mg|ml|ft|in|lb|oz|hr|am|pm"
-_UNITS = (
-    # \text{ cm}^2 after anything with a number or a command in it; not \mathrm{e}, \mathrm{i}
-    re.compile(
-        r"(?P<head>.*[\d\\].*?)\s*\\(?:text|textrm|mathrm|mbox)\s*\{"
-        r"\s*(?P<word>[A-Za-z]{2,}[A-Za-z ./^\d-]*|[b-df-hj-z](?:[ ./^-][A-Za-z ./^\d-]*)?)\}(?:\s*\^\s*\{?-?\d\}?)?"
-    ),
-    # words without markup after a plain number only; one letter would be a variable
-    re.compile(rf"(?P<head>-?[\d.,/]+) (?P<word>[A-Za-z]{{3,}}(?: [A-Za-z]+)*|{_SHORT_UNITS})(?:\s*\^\s*\{{?\d\}}?)?"),
+# notation that the parser drops or reads as a constant; as symbols of their own these stay apart from everything else
+_PRIME = re.compile(r"(\\?[A-Za-z]+)('+)")
+_DERIVATIVE = re.compile(
+    r"\\frac\s*\{\s*(?P<kind>d|\\partial|\\mathrm\s*\{d\})\s*(?:\^\s*\{?(?P<order>\d)\}?)?\s*\\?(?P<top>[A-Za-z]+)\s*\}"
+    r"\s*\{\s*(?:d|\\partial|\\mathrm\s*\{d\})\s*\\?(?P<bottom>[A-Za-z]+)\s*(?:\^\s*\{?\d\}?)?\s*\}"
+)
+_TRANSPOSED = r"T|\\top|\\intercal|\\math(?:rm|sf)\s*\{\s*T\s*\}"
+_SYMBOLS = (
+    (re.compile(r"\\gamma(?![A-Za-z])"), " z_{gamma} "),
+    (re.compile(r"\\Gamma(?![A-Za-z]|\s*\()"), " z_{Gamma} "),
+    (re.compile(rf"\^\s*(?:\{{\s*(?:{_TRANSPOSED})\s*\}}|T(?!_)|\\(?:top|intercal)(?![A-Za-z]))"), "^{z_{T}}"),
 )
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE](\+?\d+|-\d+)(?![\w.])")
 _MIXED = re.compile(
@@ -28,9 +30,7 @@ _REPEATING = re.compile(rf"(-?)(\d{{0,400}})\.(\d{{0,400}})\\overline ?\{{({DIGI
 
 def explicit_latex(text: str) -> str | None:
     """Return the text in LaTeX that the parser reads correctly, without units; None if it has no unique meaning."""
-    while unit := next((match for pattern in _UNITS if (match := pattern.fullmatch(text))), None):
-        scale = _SCALES.get(unit["word"].lower().split()[0])
-        text = unit["head"] if scale is None else rf"{unit['head']} \cdot 10^{{{scale}}}"
+    text, _ = split_unit(text)
     if mixed := _MIXED.fullmatch(text):
         sign, whole, *pairs = mixed.groups()
         top, bottom = next((t, b) for t, b in zip(pairs[::2], pairs[1::2], strict=True) if t)
@@ -45,7 +45,16 @@ def explicit_latex(text: str) -> str | None:
     # half an equation, or two numbers side by side, which the parser would add; \frac 5 9 and \log_2 8 are correct
     if re.search(r"=\s+=|=$", text) or re.search(r"(?<![_^\d])\d+\s+\d", re.sub(r"\\frac ?\d \d", "", text)):
         return None
+    for pattern, symbol in _SYMBOLS:
+        text = pattern.sub(symbol, text)
+    text = _DERIVATIVE.sub(_derivative, text)
+    text = _PRIME.sub(lambda found: rf"{found[1]}_{{p{len(found[2])}}}", text)
     return _SCIENTIFIC.sub(r"(\1 \\cdot 10^{\2})", text)
+
+
+def _derivative(found: re.Match[str]) -> str:
+    kind = "D" if found["kind"] != r"\partial" else "P"
+    return rf" {kind}_{{{found['top']}{found['bottom']}{found['order'] or 1}}} "
 
 
 @lru_cache(maxsize=4096)

@@ -7,20 +7,15 @@ sample points, because math-verify rounds 1/2004! − 1/2006! to 0.
 from __future__ import annotations
 
 import random
+import re
 
 
 def same_value(answer, gold) -> bool:
     """Return whether two parsed answers are the same mathematical object."""
-    from latex2sympy2_extended.logic import And
     from sympy import Eq, Expr, Interval, MatrixBase
-    from sympy.core.function import AppliedUndef
 
     if isinstance(answer, Eq) and isinstance(gold, Eq):
         return _same_equation(answer, gold)
-    if isinstance(answer, Eq | And) and isinstance(gold, Expr):
-        return _same_last_side(answer, gold)
-    if isinstance(gold, Eq) and isinstance(answer, Expr) and (gold.lhs.is_Symbol or isinstance(gold.lhs, AppliedUndef)):
-        return same_value(answer, gold.rhs)  # 5 equals x = 5, but not 2x + z = 5
     if isinstance(answer, MatrixBase) and isinstance(gold, MatrixBase):
         return answer.shape == gold.shape and all(
             same_value(x, y) for x, y in zip(list(answer), list(gold), strict=True)
@@ -46,18 +41,30 @@ def _same_equation(answer, gold) -> bool:
     return same or (_solvable(gold) and _math_verify(answer, gold))
 
 
-def _same_last_side(chain, gold) -> bool:
-    """y = 2x equals 2x, and x + y = 2 + 3 = 5 equals 5, if the sides that are numbers agree: 7 = 5 does not equal 5."""
-    from sympy import Eq
+def same_function(answer: list[str], gold: list[str], parse) -> bool | None:
+    """Return whether two definitions, given as two sides, are the same function of any variable: f(t) = t² is f(x) = x²."""
+    from sympy import Symbol
 
-    links = [chain] if isinstance(chain, Eq) else list(chain._unsorted_args)
-    if not all(isinstance(link, Eq) for link in links):
+    left, right = (re.fullmatch(r"(\\?[A-Za-z]+)\s*\(\s*([A-Za-z])\s*\)", sides[0]) for sides in (answer, gold))
+    if not left or not right or left[1] != right[1]:
+        return None
+    values = [parse(sides[1]) for sides in (answer, gold)]
+    if any(value is None for value in values):
         return False
-    first, *sides = [links[0].lhs, *(link.rhs for link in links)]
-    if first.is_Add and first.free_symbols and sides[-1] == 0:  # an equation in the form ... = 0
-        return False
-    numbers = [side for side in [first, *sides[:-1]] if not side.free_symbols]
-    return all(same_value(side, gold) for side in [*numbers, sides[-1]])
+    variable = {s: Symbol(right[2], real=s.is_real) for s in values[0].free_symbols if s.name == left[2]}
+    renamed = values[0].xreplace(variable)
+    return same_value(renamed, values[1])
+
+
+def same_inequality(answer, gold) -> bool:
+    """Return whether two inequalities are the same up to a positive factor."""
+    from sympy.core.relational import Relational
+
+    if not (isinstance(answer, Relational) and isinstance(gold, Relational)):
+        return _math_verify(answer, gold)
+    answer, gold = (r.reversed if r.rel_op in (">", ">=") else r for r in (answer, gold))
+    factor = ((answer.lhs - answer.rhs) / (gold.lhs - gold.rhs)).simplify()
+    return answer.rel_op == gold.rel_op and bool(factor.is_number and factor.is_positive)
 
 
 def _math_verify(answer, gold) -> bool:
@@ -84,21 +91,25 @@ def _solvable(equation) -> bool:
         return False
 
 
-def _same_values(answer, gold, up_to_a_factor: bool = False, imaginary: bool = False) -> bool | None:
+def _same_values(answer, gold, up_to_a_factor: bool = False, points: str = "real") -> bool | None:
     """Return whether two expressions are the same number or real function; None if their values do not decide.
 
-    Functions are compared at fixed points of both signs, relative to their size: 1/2004! is not 1/2006!, √(1/n) is 1/√n
-    (both undefined for n < 0), |x| is not x.
+    Functions are compared at fixed points of both signs and at integers, relative to their size: 1/2004! is not 1/2006!,
+    √(1/n) is 1/√n (both undefined for n < 0), |x| is not x, ⌊x⌋ is not ⌈x⌉ − 1. `points`: "real", "integer", or "imaginary",
+    where i is the imaginary unit and not a variable.
     """
     from sympy import Float, I
 
     names = sorted({symbol.name for symbol in answer.free_symbols | gold.free_symbols})
     if (up_to_a_factor and not names) or any(side.is_Symbol and len(side.name) > 1 for side in (answer, gold)):
         return None  # a symbol of several letters may be a word
-    decimal, complex_valued = answer.has(Float) or gold.has(Float), imaginary or answer.has(I) or gold.has(I)
+    decimal, complex_valued = (
+        answer.has(Float) or gold.has(Float),
+        points == "imaginary" or answer.has(I) or gold.has(I),
+    )
     hits, factor = 0, None
-    for trial in range(12 if names else 1):
-        point = _point(names, trial, imaginary)
+    for trial in range(16 if names else 1):
+        point = _point(names, trial, points)
         x, y = value_at(answer, point), value_at(gold, point)
         if x is None or y is None:
             return None
@@ -112,21 +123,30 @@ def _same_values(answer, gold, up_to_a_factor: bool = False, imaginary: bool = F
             factor = factor if factor is not None else x / y
             y = factor * y
         if not _close(x, y, decimal, bool(names)):
-            # i was read as a variable; it may be the imaginary unit
-            return "i" in names and not imaginary and _same_values(answer, gold, up_to_a_factor, imaginary=True) is True
+            # (-1)^n is real for integers only; i was read as a variable, and may be the imaginary unit
+            other = (
+                "integer"
+                if set(names) <= set("nmkN") and (x.has(I) or y.has(I))
+                else "imaginary"
+                if "i" in names
+                else ""
+            )
+            return bool(other) and points == "real" and _same_values(answer, gold, up_to_a_factor, other) is True
         hits += 1
     if hits < (4 if names else 1):
         return None
     return True if names or decimal else _exactly_equal(answer, gold)
 
 
-def _point(names: list[str], trial: int, imaginary: bool) -> dict:
-    """Return fixed rational values by name; in the first six trials positive, where roots and logarithms are real."""
+def _point(names: list[str], trial: int, points: str) -> dict:
+    """Return fixed values by name: rational ones, in the first six trials positive, where roots are real, then integers."""
     from sympy import I, Rational
 
-    draw = random.Random(trial)
-    point = {name: Rational(draw.randint(30, 400), 97) * (1 if trial < 6 else draw.choice((-1, 1))) for name in names}
-    return point | ({"i": I} if imaginary else {})
+    draw, integral = random.Random(trial), trial >= 12 or points == "integer"
+    point = {name: Rational(draw.randint(2, 12)) if integral else Rational(draw.randint(30, 400), 97) for name in names}
+    if trial >= 6:
+        point = {name: value * draw.choice((-1, 1)) for name, value in point.items()}
+    return point | ({"i": I} if points == "imaginary" else {})
 
 
 def value_at(expression, point: dict):
@@ -151,6 +171,8 @@ def _close(x, y, decimal: bool, sampled: bool) -> bool:
 
 
 def _exactly_equal(answer, gold) -> bool:
-    # 30 digits cannot distinguish 2^100 and 2^100 + 1
+    # 30 digits cannot distinguish 2^100 and 2^100 + 1, or 10^30 and √(10^60 + 1)
     difference = (answer - gold).doit()
-    return difference == 0 if difference.is_Rational else True
+    if difference.is_Rational:
+        return difference == 0
+    return bool(abs(difference.evalf(5, maxn=500)) < 1e-300)

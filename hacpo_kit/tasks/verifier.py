@@ -26,7 +26,8 @@ from hacpo_kit.tasks.boxes import MAX_CHARS, brace_depths, integer
 from hacpo_kit.tasks.cleaning import clean
 from hacpo_kit.tasks.comparison import same
 from hacpo_kit.tasks.expressions import parse
-from hacpo_kit.tasks.notation import based_numeral, list_elements, rational, word
+from hacpo_kit.tasks.notation import based_numeral, clock, list_elements, rational, word
+from hacpo_kit.tasks.relations import condition
 from hacpo_kit.tasks.values import value_at
 
 ADDRESS_SPACE = 4 * 2**30  # bytes; the parent's limit on resident memory is lower
@@ -73,10 +74,11 @@ def usable(gold: str) -> bool:
 def _usable(text: str) -> bool:
     if not text:
         return False
-    if rational(text) is not None or integer(text) is not None or based_numeral(text) or word(text):
+    text = condition(text)
+    if rational(text) is not None or integer(text) is not None or based_numeral(text) or word(text) or clock(text):
         return True
     letters = re.sub(r"\\(?:begin|end)\s*\{\w+\}|\\[A-Za-z]+", " ", text)
-    if r"\ldots" in text or re.search(r"[A-Za-z]{4,}", letters):  # ellipses and prose are compared as text only
+    if r"\ldots" in text or re.search(r"[A-Za-z]{4,}|[^\x00-\x7f]", letters):  # compared as text only
         return bool(re.search(r"\w", letters))
     if elements := list_elements(text):
         return all(_usable(element) for element in elements[1])
