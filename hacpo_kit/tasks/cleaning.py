@@ -32,6 +32,8 @@ _REPLACEMENTS = [
     (re.compile(r"(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])|\\displaystyle"), " "),
     (re.compile(r"\\(?:left|right)\.|\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])"), ""),
     (re.compile(r"\\(?:[dtcsx]|nice)frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"^\s*\\approx(?![a-z])"), ""),
+    (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
     (re.compile(r"\\(?:degree|textdegree)(?![a-zA-Z])"), r"^\\circ "),
     (re.compile(r"\\(l|g)(?:eqq|eqslant|eq)(?![a-zA-Z])"), r"\\\1e"),
     (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne"),

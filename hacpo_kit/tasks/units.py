@@ -10,8 +10,9 @@ from hacpo_kit.tasks.cleaning import TEXT_COMMAND
 _SPELLINGS = """m meter metre; cm centimeter centimetre; mm millimeter millimetre; km kilometer kilometre; in inch; ft foot feet;
 yd yard; mi mile; g gram; kg kilogram; mg milligram; lb pound; oz ounce; l liter litre L; ml milliliter millilitre mL;
 s sec second; min minute; h hr hour; day; week; month; year yr; cent ¢; dollar usd; euro eur; degree deg; radian rad; unit;
-percent; mph; J joule j; N newton n; W watt w; V volt v; Hz hertz hz"""
+percent; J joule j; N newton n; W watt w; V volt v; Hz hertz hz"""
 _SHORT_FORM = {word: unit.split()[0] for unit in _SPELLINGS.split(";") for word in unit.split()}
+_SHORT_FORM |= {"mph": "mi per h", "kph": "km per h"}
 _SQUARES = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 # words that are a factor of the number before them, in the singular
 _FACTORS = {
