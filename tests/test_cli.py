@@ -95,6 +95,7 @@ def test_run_names_a_run_after_its_parameters_and_keeps_the_page_of_a_failure(tm
     assert "no-such-set" in page.read_text()
 
 
+@pytest.mark.slow
 def test_run_quickstart_with_other_parameters(tmp_path):
     small = {"steps": "2", "prompts_per_step": "4", "n": "2", "test_size": "10"}
     result = command("run", "00_quickstart", *as_options(small), "--name", "q", "--out", tmp_path, "--quiet")

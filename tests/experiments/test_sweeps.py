@@ -217,6 +217,7 @@ def wait_for(condition, seconds=120):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_sweep_that_is_killed_leaves_no_process_and_resumes(tmp_path, real):
     out = tmp_path / "out"
     process = real([99, 0, 1], steps=40)
@@ -234,6 +235,7 @@ def test_sweep_that_is_killed_leaves_no_process_and_resumes(tmp_path, real):
     assert before < 41 and (steps_of(out, 0), steps_of(out, 1)) == (41, 41)
 
 
+@pytest.mark.slow
 def test_sweep_ends_a_run_after_its_time_limit_and_resumes_it(tmp_path, real):
     name = "hacpo-tiny-model-pair-seed0"
     process = real([0], steps=3000, options=["--time-limit", "4"])
@@ -246,6 +248,7 @@ def test_sweep_ends_a_run_after_its_time_limit_and_resumes_it(tmp_path, real):
     assert steps_of(tmp_path / "out", 0) == before + 4, printed
 
 
+@pytest.mark.slow
 def test_sweep_reports_a_killed_kernel_and_resumes_its_run(tmp_path, real):
     out = tmp_path / "out"
     process = real([0], steps=40)
@@ -261,6 +264,7 @@ def test_sweep_reports_a_killed_kernel_and_resumes_its_run(tmp_path, real):
     assert not (out / "hacpo-tiny-model-pair-seed0.error.txt").exists()
 
 
+@pytest.mark.slow
 def test_sweep_saves_on_ctrl_c_and_ends_at_once_on_a_second_one(tmp_path, real):
     out = tmp_path / "out"
     process = real([0, 1, 2], steps=3000, jobs=2)

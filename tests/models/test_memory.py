@@ -300,6 +300,7 @@ def test_estimate_with_vllm_counts_its_share_of_the_memory():
     assert moved.loc[("a", "rollout"), "total"] == pytest.approx(40)
 
 
+@pytest.mark.slow
 def test_estimate_advises_settings_for_each_phase_that_does_not_fit():
     pair = dict.fromkeys("ab", Qwen3Config(**{**BIG.to_dict(), "num_hidden_layers": 1, "layer_types": None}))
     config = hk.Config(max_new_tokens=1000, rollout_batch=256, microbatch_tokens=32768, minibatch=128, beta=0.01)

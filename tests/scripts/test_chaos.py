@@ -17,7 +17,8 @@ from hacpo_kit.runs.experience import path_of
 CHAOS = Path(__file__).resolve().parents[1] / "chaos"
 
 
-def test_killed_runs_end_as_if_nobody_had_killed_them(tmp_path):
+@pytest.mark.slow
+def test_trials_end_as_an_undisturbed_run(tmp_path):
     command = [sys.executable, str(CHAOS), "--kills", "3", "--others", "--out", str(tmp_path / "chaos.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
