@@ -214,6 +214,6 @@ def table():
                 yield re.search(r"`([^`]+)`", gold)[1], answer, verdict
 
 
-@pytest.mark.parametrize(("gold", "answer", "verdict"), table())
+@pytest.mark.parametrize(("gold", "answer", "verdict"), list(table()))
 def test_compare_agrees_with_the_documentation(gold, answer, verdict):
     assert equal(answer, gold) == verdict

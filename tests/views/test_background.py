@@ -151,12 +151,16 @@ def test_start_while_running_withdraws_a_pause(tmp_path):
 
 
 def test_wait_ends_early_by_an_interrupt_or_a_timeout(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     gate = threading.Event()
     training = training_in(tmp_path / "run", after={1: lambda _: gate.wait(30)}).start()
     main = threading.main_thread().ident
     threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        training.wait(30)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            training.wait(30)
+    finally:
+        signal.signal(signal.SIGINT, before)
     with pytest.raises(TimeoutError, match=r"0\.1 s"):
         training.wait(0.1)
     assert training.running
