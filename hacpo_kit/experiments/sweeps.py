@@ -151,7 +151,7 @@ class _Sweep:
         else:
             entry["status"], entry["error"] = "failed", _reason(error, step)
             trace = "" if error is None else COLOURS.sub("", "".join(traceback.format_exception(error)))
-            write_text(self.folder / f"{name}.error.txt", f"{trace}\\n{name}: {entry['error']}\\n")
+            write_text(self.folder / f"{name}.error.txt", f"{trace}\n{name}: {entry['error']}\n")
         self._write()
 
     def _tidy(self, name: str) -> None:

@@ -227,6 +227,8 @@ def test_sweep_that_is_killed_leaves_no_process_and_resumes(tmp_path, real):
     process.kill()
     wait_for(lambda: not any(alive(child) for child in children), seconds=15)
     assert "ValueError: a bad value" in (out / "hacpo-tiny-model-pair-seed99.error.txt").read_text()
+    *_, last = (out / "hacpo-tiny-model-pair-seed99.error.txt").read_text().splitlines()
+    assert last.startswith("hacpo-tiny-model-pair-seed99: ValueError: a bad value")
     done, before = (out / "hacpo-tiny-model-pair-seed0.html").stat().st_mtime_ns, steps_of(out, 1)
     again = real([0, 1], steps=40)
     printed, _ = again.communicate(timeout=180)
