@@ -165,9 +165,7 @@ def check_tokenizer(tokenizer, name: str, prompt_format: str) -> None:
 def warn_about_bos(agent: BaseAgent) -> None:
     """Warn if the tokenizer has a BOS token, but prompts do not begin with it."""
     bos, eos = agent.tokenizer.bos_token_id, agent.tokenizer.eos_token_id
-    if (
-        bos is None or bos == eos or agent.encode_prompt("1+1=")[0] == bos
-    ):  # GPT-2 has one token for both, and adds none
+    if bos in (None, eos) or agent.encode_prompt("1+1=")[0] == bos:  # GPT-2 has one token for both, and adds none
         return
     warnings.warn(
         f"the tokenizer of agent {agent.name!r} has the BOS token {agent.tokenizer.bos_token!r}, but prompts do not begin with "

@@ -25,6 +25,9 @@ _UNICODE = str.maketrans(
     | {"€": "", "£": "", "¥": "", "₹": "", "¢": r"\text{ cents}", "℃": r"^\circ C", "和": ",", "或": ",", "与": ","}
 )
 _FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log|exp|pi|theta|alpha|beta|gamma|lambda|omega|phi|infty"
+# what follows an answer: "for all n", "(k ∈ ℤ)"
+_FOR_ALL = rf"(?<=[\w}})])(?:[\s,;(]+|(?=\\))(?:{TEXT_COMMAND}\s*\{{)?\s*for (?:all|any|every|each|some)\b.*$"
+_IN_NUMBERS = r"(?<=[\w})])[\s,;(]+[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\\in\s*\\?(?:mathbb|mathbf|Bbb)?\s*\{?\s*[ZNRQC]\b.*$"
 _REPLACEMENTS = [
     (re.compile(r"\\?\$|(?<!\\)\\[()\[\]]"), ""),  # dollar signs and math delimiters
     (re.compile(r"\\[lcd]?dots(?![a-zA-Z])|\.{3,}"), r"\\ldots "),
@@ -55,17 +58,8 @@ _REPLACEMENTS = [
     (re.compile(r"_\{\\([A-Za-z]+)\s*\}"), r"_{\1}"),  # a name as an index: m_{\max}
     (re.compile(rf"(?<=\d)(?:\^\s*)?\{{?\s*(?:{TEXT_COMMAND}\s*\{{)?(?:st|nd|rd|th)\}}{{0,2}}(?![A-Za-z])"), ""),  # 5th
     (re.compile(rf"^(?:{TEXT_COMMAND}\s*\{{\s*)?(?:US|USD|EUR|GBP|CNY|RMB|INR|Rs)\.?\s*\}}?\s*(?=[\d.])"), ""),
-    # "for all n" and "(k ∈ ℤ)" at the end
-    (
-        re.compile(rf"(?<=[\w}})])(?:[\s,;(]+|(?=\\))(?:{TEXT_COMMAND}\s*\{{)?\s*for (?:all|any|every|each|some)\b.*$"),
-        "",
-    ),
-    (
-        re.compile(
-            r"(?<=[\w})])[\s,;(]+[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\\in\s*\\?(?:mathbb|mathbf|Bbb)?\s*\{?\s*[ZNRQC]\b.*$"
-        ),
-        "",
-    ),
+    (re.compile(_FOR_ALL), ""),
+    (re.compile(_IN_NUMBERS), ""),
     (re.compile(r"\s+"), " "),
 ]
 

@@ -26,6 +26,7 @@ from hacpo_kit.tasks.units import same_units, split_unit
 from hacpo_kit.tasks.values import same_function, same_value
 
 _PERCENT = re.compile(rf"(.*?)\s*(?:\\?%|(?:{TEXT_COMMAND}\s*\{{)?\s*(?:\\?%|percent)\s*\}}?)")
+_TEXT_ONLY = re.compile(r"\\ldots|\\(?:angle|triangle|overrightarrow|odot)(?![a-z])|[^\x00-\x7f]")
 _SHORT_WORDS = {"yes", "no", "odd", "all", "one", "two", "six", "ten"}
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|\([^()]*\))?\s*\^\s*\{?\s*\\circ\s*\}?")
 _TRIGONOMETRIC = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*\{?\(?\s*)(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
@@ -146,7 +147,7 @@ def _labels(answer: str, gold: str) -> bool | None:
     if len(left) == len(right) == 2 and all(_LABEL.fullmatch(side[0]) for side in (left, right)):
         if squeeze(left[0]) == squeeze(right[0]):
             return same(left[1], right[1])
-        return same_function(left, right, parse)
+        return same_function(left, right)
     return None
 
 
@@ -177,7 +178,7 @@ def _relations(answer: str, gold: str) -> bool | None:
         verdict = same_chain(chain(left), chain(right), same)
         if verdict is not None:
             return verdict
-    return solutions(left, right, parse)
+    return solutions(left, right)
 
 
 def _lists(answer: str, gold: str) -> bool | None:
@@ -207,8 +208,7 @@ def _lists(answer: str, gold: str) -> bool | None:
 
 def _texts_only(answer: str, gold: str) -> bool | None:
     # The parser drops the dots of an ellipsis, and reads \angle ABC as a product: only equal text is correct
-    marks = re.compile(r"\\ldots|\\(?:angle|triangle|overrightarrow|odot)(?![a-z])|[^\x00-\x7f]")
-    return False if marks.search(answer) or marks.search(gold) else None
+    return False if _TEXT_ONLY.search(answer) or _TEXT_ONLY.search(gold) else None
 
 
 def _words(answer: str, gold: str) -> bool | None:

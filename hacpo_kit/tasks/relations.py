@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from hacpo_kit.tasks.expressions import parse
 from hacpo_kit.tasks.notation import list_elements
+from hacpo_kit.tasks.values import same_inequality
 
-_SIGN = re.compile(r"<|>|\\(?:le|ge|ne|lt|gt)(?![a-z])")
+_SIGN = re.compile(r"(<|>|\\(?:le|ge|ne|lt|gt)(?![a-z]))")
 _MEANING = {"<": "<", ">": ">", r"\lt": "<", r"\gt": ">", r"\le": "≤", r"\ge": "≥", r"\ne": "≠"}
 _REVERSED = {">": "<", "≥": "≤", "≠": "≠"}
 _BUILDER = re.compile(
@@ -41,9 +43,8 @@ def chain(text: str) -> Chain | None:
     """
     if list_elements(text):
         return None
-    signs = tuple(_MEANING[found.group().strip()] for found in _SIGN.finditer(text))
-    ends = [0, *(end for found in _SIGN.finditer(text) for end in found.span()), len(text)]
-    terms = tuple(text[start:end].strip() for start, end in zip(ends[::2], ends[1::2], strict=True))
+    parts = _SIGN.split(text)
+    terms, signs = tuple(term.strip() for term in parts[::2]), tuple(_MEANING[sign] for sign in parts[1::2])
     if all(sign in _REVERSED for sign in signs):
         return terms[::-1], tuple(_REVERSED[sign] for sign in signs[::-1])
     return terms, signs
@@ -57,21 +58,19 @@ def same_chain(left: Chain | None, right: Chain | None, same: Callable[[str, str
     return True if all(x and y and same(x, y) for x, y in pairs) else None
 
 
-def solutions(left: str, right: str, parse: Callable) -> bool:
+def solutions(left: str, right: str) -> bool:
     """Return whether two texts, of which at least one is an inequality, describe the same set of numbers."""
-    sets = [_solution_set(text, parse) for text in (left, right)]
+    sets = [_solution_set(text) for text in (left, right)]
     if all(found is not None for found in sets):
         return sets[0] == sets[1]
     # without a set only two inequalities can be equal: p ≤ q and q ≥ p
     if not (is_relation(left) and is_relation(right)):
         return False
-    from hacpo_kit.tasks.values import same_inequality
-
     parsed = [parse(text) for text in (left, right)]
     return all(p is not None for p in parsed) and same_inequality(*parsed)
 
 
-def _solution_set(text: str, parse: Callable):
+def _solution_set(text: str):
     """Return the real numbers that satisfy one or several inequalities, or the set that a text denotes; None for others."""
     from sympy import Complement, Interval, Reals, Set, Union
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from hacpo_kit.tasks.cleaning import TEXT_COMMAND
 
@@ -13,6 +14,7 @@ s sec second; min minute; h hr hour; day; week; month; year yr; cent ¢; dollar 
 percent; J joule j; N newton n; W watt w; V volt v; Hz hertz hz"""
 _SHORT_FORM = {word: unit.split()[0] for unit in _SPELLINGS.split(";") for word in unit.split()}
 _SHORT_FORM |= {"mph": "mi per h", "kph": "km per h"}
+_UNITS = set(_SHORT_FORM.values())
 _SQUARES = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 # words that are a factor of the number before them, in the singular
 _FACTORS = {
@@ -38,6 +40,7 @@ _PATTERNS = (
 )
 
 
+@lru_cache(maxsize=4096)
 def split_unit(text: str) -> tuple[str, str]:
     r"""Return a text without the unit behind it, and the unit in its short form ("" without one).
 
@@ -75,5 +78,5 @@ def _short(word: str) -> str:
 
 def same_units(left: str, right: str) -> bool:
     """Return whether two units can belong to the same number: one of them is missing, or they are equal."""
-    known = [unit.split("^")[0].split(" ")[0] in set(_SHORT_FORM.values()) for unit in (left, right)]
+    known = [unit.split("^")[0].split(" ")[0] in _UNITS for unit in (left, right)]
     return not left or not right or left == right or known[0] != known[1]

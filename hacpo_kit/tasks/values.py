@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 import re
 
+from hacpo_kit.tasks.expressions import parse
+
 
 def same_value(answer, gold) -> bool:
     """Return whether two parsed answers are the same mathematical object."""
@@ -41,7 +43,7 @@ def _same_equation(answer, gold) -> bool:
     return same or (_solvable(gold) and _math_verify(answer, gold))
 
 
-def same_function(answer: list[str], gold: list[str], parse) -> bool | None:
+def same_function(answer: list[str], gold: list[str]) -> bool | None:
     """Return whether two definitions, given as two sides, are the same function of any variable: f(t) = t² is f(x) = x²."""
     from sympy import Symbol
 
@@ -103,10 +105,8 @@ def _same_values(answer, gold, up_to_a_factor: bool = False, points: str = "real
     names = sorted({symbol.name for symbol in answer.free_symbols | gold.free_symbols})
     if (up_to_a_factor and not names) or any(side.is_Symbol and len(side.name) > 1 for side in (answer, gold)):
         return None  # a symbol of several letters may be a word
-    decimal, complex_valued = (
-        answer.has(Float) or gold.has(Float),
-        points == "imaginary" or answer.has(I) or gold.has(I),
-    )
+    decimal = answer.has(Float) or gold.has(Float)
+    complex_valued = points == "imaginary" or answer.has(I) or gold.has(I)
     hits, factor = 0, None
     for trial in range(16 if names else 1):
         point = _point(names, trial, points)
@@ -123,15 +123,13 @@ def _same_values(answer, gold, up_to_a_factor: bool = False, points: str = "real
             factor = factor if factor is not None else x / y
             y = factor * y
         if not _close(x, y, decimal, bool(names)):
-            # (-1)^n is real for integers only; i was read as a variable, and may be the imaginary unit
-            other = (
-                "integer"
-                if set(names) <= set("nmkN") and (x.has(I) or y.has(I))
-                else "imaginary"
-                if "i" in names
-                else ""
-            )
-            return bool(other) and points == "real" and _same_values(answer, gold, up_to_a_factor, other) is True
+            if points != "real":
+                return False
+            # (-1)^n is real for integers only
+            if set(names) <= set("nmkN") and (x.has(I) or y.has(I)):
+                return _same_values(answer, gold, up_to_a_factor, "integer") is True
+            # i was read as a variable; it may be the imaginary unit
+            return "i" in names and _same_values(answer, gold, up_to_a_factor, "imaginary") is True
         hits += 1
     if hits < (4 if names else 1):
         return None
