@@ -9,7 +9,7 @@ from hacpo_kit.tasks.notation import DIGITS
 from hacpo_kit.tasks.units import split_unit
 
 # notation that the parser drops or reads as a constant; as symbols of their own these stay apart from everything else
-_PRIME = re.compile(r"(\\?[A-Za-z]+)('+)")
+_PRIME = re.compile(r"(\\[A-Za-z]+|[A-Za-z])('+)")
 _DERIVATIVE = re.compile(
     r"\\frac\s*\{\s*(?P<kind>d|\\partial|\\mathrm\s*\{d\})\s*(?:\^\s*\{?(?P<order>\d)\}?)?\s*\\?(?P<top>[A-Za-z]+)\s*\}"
     r"\s*\{\s*(?:d|\\partial|\\mathrm\s*\{d\})\s*\\?(?P<bottom>[A-Za-z]+)\s*(?:\^\s*\{?\d\}?)?\s*\}"
@@ -48,13 +48,18 @@ def explicit_latex(text: str) -> str | None:
     for pattern, symbol in _SYMBOLS:
         text = pattern.sub(symbol, text)
     text = _DERIVATIVE.sub(_derivative, text)
-    text = _PRIME.sub(lambda found: rf"{found[1]}_{{p{len(found[2])}}}", text)
+    text = _PRIME.sub(lambda found: rf" z_{{{_letters(found[1])}9{len(found[2])}}} ", text)
     return _SCIENTIFIC.sub(r"(\1 \\cdot 10^{\2})", text)
 
 
 def _derivative(found: re.Match[str]) -> str:
     kind = "D" if found["kind"] != r"\partial" else "P"
-    return rf" {kind}_{{{found['top']}{found['bottom']}{found['order'] or 1}}} "
+    return rf" {kind}_{{{_letters(found['top'])}9{_letters(found['bottom'])}9{found['order'] or 1}}} "
+
+
+def _letters(text: str) -> str:
+    """Return digits that stand for the letters, because the parser reads some as constants or functions (e, I, tr)."""
+    return "".join(f"{ord(letter):03}" for letter in text)
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from hacpo_kit.rewards import boxed_math, score
@@ -62,6 +62,9 @@ def test_compare_inequality_of_an_absolute_value_is_not_plus_minus(a, x):
 
 @properties
 @given(st.sampled_from("ABCMPQ"), names, names)
+@example("A", "r", "t")  # the parser reads tr as the trace
+@example("A", "x", "e")
+@example("A", "x", "I")
 def test_compare_keeps_the_marks_that_the_parser_drops(matrix, x, y):
     assume(x != y and not {x, y} & set("d"))
     for marked, plain in (
