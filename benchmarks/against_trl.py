@@ -1,14 +1,14 @@
-"""The same GSPO step here and in TRL's GRPOTrainer: seconds, peak memory, and whether the work was the same.
+"""Compare one GSPO step of hacpo_kit with one of TRL's GRPOTrainer: seconds, peak memory, and the work done.
 
     pip install trl accelerate datasets                        # beside hacpo_kit, in an environment of its own
     python benchmarks/against_trl.py                           # the tiny Qwen3-shaped model: 32 prompts × 8, 24 tokens
-    python benchmarks/against_trl.py --model FOLDER --prompts 16 --new-tokens 64        # say SmolLM2-135M
+    python benchmarks/against_trl.py --model FOLDER --prompts 16 --new-tokens 64        # e.g. SmolLM2-135M
 
-Writes reports/against_trl-NAME.json. TRL trains; after each of its steps the same step is made here, from equal weights, on the
-same prompts with the same settings and verifier, so that other load on the machine meets both. Each has its own random
-numbers: tokens, updates, rewards and rollouts with an advantage are counted, not assumed to be equal. A rollout whose advantage
-is 0 passes forward only here, forward and backward in TRL: with `--rewards random` nearly every one has an advantage, so that
-this saving is left out. Memory is that of a process that makes a few steps of one of the two and nothing else.
+Writes reports/against_trl-NAME.json. After each step of TRL, hacpo_kit makes the same step from equal weights,
+on the same prompts with the same settings and verifier, so other load on the machine slows both. The random numbers differ, so
+tokens, updates, rewards and rollouts with an advantage are counted. For a rollout with advantage 0, hacpo_kit computes only the
+forward pass, TRL also the backward pass: with `--rewards random` nearly every rollout has an advantage, which excludes this
+saving. Memory is measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    """Measures pairs of steps, then memory, and writes the JSON."""
+    """Measure pairs of steps, then memory, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-sums", help="a built-in agent or a local folder")
     parser.add_argument("--prompts", type=int, default=32)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 class Here:
-    """The step of this package, one agent alone."""
+    """hacpo_kit's step for one agent alone."""
 
     def __init__(self, args):
         self.agent = hk.load_agent(args.model, name="here", device="cpu", dtype="float32")
@@ -85,7 +85,7 @@ class Here:
         self.capability, self.prompts, self.reward = hk.Capability(), args.prompts, REWARDS[args.rewards]
 
     def step(self, k: int) -> dict[str, float]:
-        """Step number k: its seconds and what was done."""
+        """Make step k; return its seconds and counts."""
         drawn = self.problems.batch(k * self.prompts, self.prompts)
         start = time.perf_counter()
         result = hk.step(self.agent, drawn, self.capability, self.config, reward_function=self.reward)
@@ -104,7 +104,7 @@ REWARDS = {"verified": boxed_math, "random": random_reward}
 
 
 def problems(args) -> hk.Problems:
-    """What both are asked."""
+    """Return the problems of both."""
     return hk.load_problems(args.problems) if args.problems else hk.load_problems("arithmetic", split="train")
 
 
@@ -112,7 +112,7 @@ def problems(args) -> hk.Problems:
 
 
 def trainer(args, steps: int, after):
-    """TRL's trainer for so many steps; `after(facts)` is called after each, with its seconds and what was done."""
+    """Return TRL's trainer for this number of steps; it calls `after(facts)` with seconds and counts after each."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -171,7 +171,7 @@ def trainer(args, steps: int, after):
 
 
 def measured(args) -> dict:
-    """Medians over the pairs after the warm-up, their ratio, and the work of both."""
+    """Return medians over the pairs after the warm-up, their ratio, and the work of both."""
     here, pairs = Here(args), []
 
     def after(facts: dict[str, float]) -> None:
@@ -196,7 +196,7 @@ def measured(args) -> dict:
 
 
 def alone(args) -> None:
-    """Two steps of one of the two; prints the most memory that the process had, in bytes."""
+    """Make two steps with one of them and print the peak memory of the process (bytes)."""
     if args.memory == "trl":
         trainer(args, 2, lambda facts: None).train()
     else:
@@ -207,7 +207,7 @@ def alone(args) -> None:
 
 
 def peak(who: str) -> int:
-    """Peak memory of a process of its own with the same arguments."""
+    """Return the peak memory of a separate process with the same arguments (bytes)."""
     done = subprocess.run([sys.executable, *sys.argv, "--memory", who], capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1])
 

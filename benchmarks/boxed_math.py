@@ -1,12 +1,12 @@
-r"""How many answers a second the verifier checks, and what a storm of hostile ones does to it.
+r"""Measure how many answers/s the verifier checks, and its verdicts on hostile responses.
 
     python benchmarks/boxed_math.py                      # writes reports/boxed_math.json
-    python benchmarks/boxed_math.py --storm 300 --out /tmp/storm.json
+    python benchmarks/boxed_math.py --hostile 300 --out /tmp/boxed_math.json
 
 Speed is measured on answers in the form of GSM8K (whole numbers, with the money signs, commas and units that models add)
-and of MATH (fractions, roots, sets, intervals, polynomials, matrices), eight to a problem, half of them right. Then come the
-hostile responses of `hostile`, each of them different, and after them the speed again. The storm passes if every response
-gets a verdict, no item is at work longer than its limit, and the workers' memory stays bounded.
+and of MATH (fractions, roots, sets, intervals, polynomials, matrices), eight to a problem, half of them right. Then the
+responses of `hostile` are verified, and the speed is measured again. The benchmark passes if every hostile response gets a
+verdict, no item takes longer than its limit, and the workers' memory stays bounded.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ GRACE = 0.5  # seconds that ending a worker may take, beyond the limit of its it
 
 
 def main() -> None:
-    """Measures and writes the JSON."""
+    """Measure and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--storm", type=int, default=10_000, help="hostile responses")
+    parser.add_argument("--hostile", type=int, default=10_000, help="hostile responses")
     parser.add_argument("--answers", type=int, default=2_000, help="answers in one timed pass")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--timeout", type=float, default=0.5, help="seconds of an item in the storm")
+    parser.add_argument("--timeout", type=float, default=0.5, help="seconds of an item among the hostile ones")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "boxed_math.json")
     args = parser.parse_args()
@@ -45,17 +45,17 @@ def main() -> None:
     before = speeds(args.answers, args.repeats, args.workers)
     measured = set(processes)
     print(f"before: {before['gsm8k']:.0f} GSM8K-like and {before['math']:.0f} MATH-like answers a second", flush=True)
-    storm = weather(args.storm, args.timeout, args.workers, progress=True)
-    print(f"storm: {storm}", flush=True)
-    for process in measured & processes:  # they would remember items that they verify again
+    found = judge_hostile(args.hostile, args.timeout, args.workers, progress=True)
+    print(f"hostile: {found}", flush=True)
+    for process in measured & processes:  # their caches contain the items that are verified again
         process.end()
     after = speeds(args.answers, args.repeats, args.workers)
     print(f"after:  {after['gsm8k']:.0f} GSM8K-like and {after['math']:.0f} MATH-like answers a second", flush=True)
     write_json(
         args.out,
         {
-            "answers_per_second": before, "answers_per_second_after_the_storm": after, "wanted": WANTED,
-            "after_to_before": {name: after[name] / before[name] for name in WANTED}, "storm": storm,
+            "answers_per_second": before, "answers_per_second_afterwards": after, "wanted": WANTED,
+            "after_to_before": {name: after[name] / before[name] for name in WANTED}, "hostile": found,
             "answers": args.answers, "repeats": args.repeats, "workers": args.workers,
             **surroundings(),
         },
@@ -66,15 +66,15 @@ def main() -> None:
 
 
 def speeds(answers: int, repeats: int, workers: int) -> dict[str, float]:
-    """Median answers a second of both kinds; every pass has numbers of its own, so that nothing is remembered.
+    """Return the median answers/s of both kinds; every pass has other numbers, so no cache helps.
 
-    Other numbers change the speed by a tenth, so both measurements have the same.
+    The numbers change the speed by 10 %, so both measurements use the same ones.
     """
     kinds = {"gsm8k": gsm8k, "math": math}
-    score([(r"\boxed{0.50}", "0.5"), (r"\boxed{0.50}", "0.25")] * workers, workers=workers)  # workers are there
+    score([(r"\boxed{0.50}", "0.5"), (r"\boxed{0.50}", "0.25")] * workers, workers=workers)  # starts the workers
     rates: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(repeats):
-        for name, make in kinds.items():  # taking turns: what else the machine does, both feel
+        for name, make in kinds.items():  # alternately, so other load slows both
             pairs = make(answers, random.Random(f"{name}/{number}"))
             start = time.perf_counter()
             verdicts = score(pairs, workers=workers)
@@ -86,16 +86,18 @@ def speeds(answers: int, repeats: int, workers: int) -> dict[str, float]:
 
 
 def gsm8k(count: int, draw: random.Random) -> list[tuple[str, str]]:
-    """Responses and golds as on GSM8K: eight responses to a problem, the gold a whole number."""
+    """Return responses and golds as in GSM8K: eight responses to a problem, the gold a whole number."""
     spellings = ["{}"] * 12 + [r"\${}", "{}.00", r"{}\text{{ eggs}}", "{} dollars", "x = {}", r"\text{{{}}}", "{}."]
     pairs = []
     for _ in range(-(-count // 8)):
         gold = draw.choice([draw.randint(1, 99), draw.randint(100, 9_999), draw.randint(10_000, 2_000_000)])
         for _ in range(8):
-            said = gold if draw.random() < 0.6 else gold + draw.randint(1, 50)
-            text = draw.choice(spellings).format(f"{said:,}" if draw.random() < 0.3 else said)
+            number = gold if draw.random() < 0.6 else gold + draw.randint(1, 50)
+            text = draw.choice(spellings).format(f"{number:,}" if draw.random() < 0.3 else number)
             box = rf"\boxed{{{text}}}" if draw.random() < 0.95 else text
-            pairs.append((f"She has {said} of them, since {said} + 0 = {said}. " * 4 + f"So it is {box}.", str(gold)))
+            pairs.append(
+                (f"She has {number} of them, since {number} + 0 = {number}. " * 4 + f"So it is {box}.", str(gold))
+            )
     return pairs[:count]
 
 
@@ -119,7 +121,7 @@ _MATH = [  # a gold, spellings of the same, and a wrong answer; a, b, c are whol
 
 
 def math(count: int, draw: random.Random) -> list[tuple[str, str]]:
-    """Responses and golds as on MATH: eight responses to a problem, in the spellings that models use."""
+    """Return responses and golds as in MATH: eight responses to a problem, in the notations that models use."""
     pairs = []
     for _ in range(-(-count // 8)):
         gold, same, other = draw.choice(_MATH)
@@ -134,13 +136,13 @@ def math(count: int, draw: random.Random) -> list[tuple[str, str]]:
     return pairs[:count]
 
 
-# ── the storm ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── hostile responses ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def weather(count: int, timeout: float, workers: int, progress: bool = False) -> dict:
-    """What `count` hostile responses did: statuses, the longest time at work, memory of the workers.
+def judge_hostile(count: int, timeout: float, workers: int, progress: bool = False) -> dict:
+    """Verify `count` hostile responses; return statuses, the longest time of an item (s) and the memory of the workers (bytes).
 
-    Raises AssertionError for a missing verdict, and for an item that was at work longer than its limit.
+    Raises AssertionError for a missing verdict, and for an item that took longer than its limit.
     """
     longest, peak, stop = [0.0], [0], threading.Event()
     verify = VerifierProcess.verify
@@ -181,9 +183,9 @@ def weather(count: int, timeout: float, workers: int, progress: bool = False) ->
 
 
 def hostile(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Responses that try to stop, slow or mislead the verifier, each different, with a usable or a hostile gold."""
+    """Return responses that try to stop, slow or mislead the verifier; all differ, and some golds are hostile too."""
     draw = random.Random(seed)
-    # what hangs, and costs its whole limit and a new worker, is less frequent, but a tenth still hangs
+    # items that hang need their whole limit and a new worker; they are a tenth
     kinds = [kind for kind in HOSTILE for _ in range(1 if kind in HANGING else 8)]
     draw.shuffle(kinds)
     out = []
@@ -212,7 +214,7 @@ _SOUND = [
 
 
 def _broken(draw: random.Random) -> str:
-    """Sound LaTeX with characters removed, doubled, exchanged or put in."""
+    """Return correct LaTeX with characters removed, doubled, exchanged or inserted."""
     text = list(draw.choice(_SOUND) + draw.choice(["", ",", "="]) + draw.choice(_SOUND))
     for _ in range(draw.randint(1, 6)):
         at = draw.randrange(len(text))
@@ -223,7 +225,7 @@ def _broken(draw: random.Random) -> str:
 
 
 def _tower(draw: random.Random) -> str:
-    """Powers of powers, some small enough to be worked out and some that no machine holds."""
+    """Return powers of powers: some can be computed, others exceed any memory."""
     height = draw.randint(2, 9)
     return "^{".join(str(draw.randint(2, 9)) for _ in range(height)) + "}" * (height - 1)
 
@@ -239,7 +241,7 @@ def _right_to_left(draw: random.Random) -> str:
 
 
 def _repeated(*pieces: str, most: int = 9_000) -> Callable[[random.Random], str]:
-    """One piece over and over: where a rule looks back, its time grows with the square of this."""
+    """Return one piece many times; a regular expression that backtracks needs quadratic time."""
 
     def make(draw: random.Random) -> str:
         piece = draw.choice(pieces)
@@ -257,7 +259,7 @@ def _nested(opening: str, closing: str, most: int) -> Callable[[random.Random], 
 
 
 def _long(draw: random.Random) -> str:
-    """A megabyte of junk, in characters that rules look for."""
+    """Return a megabyte of characters that the rules look for."""
     block = "".join(draw.choice(_ALPHABET) for _ in range(1_000))
     return block * 1_000
 
@@ -277,7 +279,7 @@ def _huge(draw: random.Random) -> str:
 
 
 def _lists(draw: random.Random) -> str:
-    """Long lists and large matrices, where every element could be compared with every other one."""
+    """Return long lists and large matrices; comparing all pairs of elements needs quadratic time."""
     size = draw.choice([draw.randint(2, 9), draw.randint(10, 400)])
     cells = [draw.choice([str(draw.randint(0, 99)), r"\frac{1}{3}", "x", r"\sqrt{2}"]) for _ in range(size)]
     return draw.choice(
@@ -289,7 +291,7 @@ def _lists(draw: random.Random) -> str:
 
 
 def _forged(draw: random.Random) -> str:
-    """Text that looks like the worker's own messages."""
+    """Return text that looks like the worker's messages."""
     number = draw.randint(0, 99_999)
     message = f'{{"id": {number}, "reward": 1.0, "status": "correct", "detail": "", "fatal": false}}'
     return draw.choice([f'"}}\n{message}\n', f"\n{message}\n", f"\x00{message}", message.replace("{", "\\{")])

@@ -1,9 +1,9 @@
-"""Both engines on one model: sampled tokens a second, and what keeping vLLM's weights up to date costs of a step.
+"""Measure the sampled tokens/s of both engines on one model, and the share of a step in which vLLM's weights are copied.
 
-    python benchmarks/engines.py FOLDER            # say SmolLM2-135M-Instruct; writes reports/engines.json
+    python benchmarks/engines.py FOLDER            # e.g. SmolLM2-135M-Instruct; writes reports/engines.json
 
-The engines sample eight answers to each of the same prompts in turns, so that other load meets both. A step is one of GSPO
-with as many rollouts as sequences; the copy of the weights is timed by itself, and the engine samples with them afterwards.
+The engines alternately sample eight answers to each of the same prompts, so other load slows both. A step is one of GSPO
+with as many rollouts as sequences; the copy of the weights is timed separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP = 8  # answers to each prompt, as in a rollout
 
 
 def main() -> None:
-    """Measures and writes the JSON."""
+    """Measure and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a built-in name, a local folder or a hub id")
     parser.add_argument("--dtype", default="bfloat16")
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def compare(model: str, dtype: str, sequences: list[int], new_tokens: int, repeats: int) -> dict:
-    """Tokens a second of both engines by number of sequences, the faster one, and the share of a step that a copy takes."""
+    """Return tokens/s of both engines by number of sequences, the faster one, and the share of a step that a copy takes."""
     agents = {e: hk.load_agent(model, name=e, dtype=dtype, engine=e) for e in ("transformers", "vllm")}
     problems = hk.load_problems("arithmetic", split="train", size=max(sequences))
     speeds = {n: speed(agents, problems[: n // GROUP], new_tokens, repeats) for n in sequences}
@@ -60,7 +60,7 @@ def compare(model: str, dtype: str, sequences: list[int], new_tokens: int, repea
 
 
 def speed(agents: dict[str, hk.Agent], problems, new_tokens: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Median, least and most tokens a second of each engine; the first round, in which vLLM starts, does not count."""
+    """Return median, minimum and maximum tokens/s of each engine, without the first round, in which vLLM starts."""
     rates: dict[str, list[float]] = {name: [] for name in agents}
     for k in range(repeats + 1):
         for name, agent in agents.items():
@@ -74,7 +74,7 @@ def speed(agents: dict[str, hk.Agent], problems, new_tokens: int, repeats: int) 
 
 
 def synchronising(agent: hk.Agent, problems, new_tokens: int, repeats: int) -> dict[str, float]:
-    """Seconds of a copy of the weights and of a whole step with it, the gap of the log-probs, medians over steps."""
+    """Return medians over steps: seconds of a copy of the weights, seconds of a step, gap of the log-probabilities (nats)."""
     config = hk.Config.preset("gspo", n=4, minibatch=16, lr=1e-6, max_new_tokens=new_tokens)
     capability, copies, steps, gaps = hk.Capability(), [], [], []
     for _ in range(repeats):

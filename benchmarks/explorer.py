@@ -1,10 +1,10 @@
-"""How long a move of the explorer takes in the page, how often it draws, and whether memory stays where it is.
+"""Measure the time of a slider move in the explorer, the redraws per move, and the growth of memory.
 
     python benchmarks/explorer.py            # writes reports/explorer.json; needs Chromium and the extra [test]
 
-A real JupyterLab in a headless Chromium. A move is a key press on a slider (or a click on a switch); it ends with the frame
-that shows the new picture. Every press waits for the picture before it. The experience is made up: two agents, eight
-answers each to a problem, mini-batches of 128.
+JupyterLab runs in a headless Chromium. A move is a key press on a slider or a click on a switch; it ends with the frame
+that shows the new picture, and the next press waits for it. The experience is synthetic: two agents, eight answers each to
+a problem, mini-batches of 128.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hacpo_kit.runs.experience import COLUMNS, Experience  # noqa: E402
 from hacpo_kit.views.whatif import Replay  # noqa: E402
 from tests.browser import jupyter  # noqa: E402
 
-SIZES = {2_000: 150.0, 20_000: 400.0}  # rollouts → median that a move may take (ms)
+SIZES = {2_000: 150.0, 20_000: 400.0}  # rollouts → largest median of a move (ms)
 STEPS = 12  # of history, for the window
 SLIDERS = ("alpha", "delta", "delta-step", "window", "m")
 SWITCHES = ("capability-baseline", "discrepancy", "exponential", "clipping")
@@ -54,7 +54,7 @@ WATCH = """() => {
 
 
 def main() -> None:
-    """Measures and writes the JSON."""
+    """Measure and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", type=int, default=30, help="moves of each slider")
     parser.add_argument("--long", type=int, default=MOVES, help="moves of the memory test")
@@ -86,8 +86,8 @@ def main() -> None:
 
 
 def open_explorer(context, lab, size: int):
-    """A tab with the explorer of a made-up step, drawn and watched."""
-    made_up(size).save(lab.folder / f"{size}.parquet")
+    """Return a tab that shows the explorer of a synthetic step and records redraws."""
+    synthetic(size).save(lab.folder / f"{size}.parquet")
     cell = (
         "import hacpo_kit as hk\nfrom hacpo_kit.runs.experience import Experience\n"
         f"hk.widgets.explorer(Experience.load('{size}.parquet'))"
@@ -102,8 +102,8 @@ def open_explorer(context, lab, size: int):
     return page
 
 
-def made_up(size: int, *, seed: int = 0) -> Experience:
-    """A step of learner "A" with a weaker partner "B": half the rollouts are its own."""
+def synthetic(size: int, *, seed: int = 0) -> Experience:
+    """Return a step of learner "A" with a weaker peer "B": half of the rollouts are its own."""
     rng, config = np.random.default_rng(seed), hk.Config()
     problem = np.arange(size) // 16
     own = np.arange(size) // 8 % 2 == 0
@@ -122,7 +122,7 @@ def made_up(size: int, *, seed: int = 0) -> Experience:
     for step in range(STEPS):
         capability = capability.with_step({"A": 0.2 + 0.03 * step, "B": 0.15 + 0.02 * step})
     raw = Experience(pd.DataFrame(columns)[list(COLUMNS)], capability, config, STEPS)
-    now = Replay(raw).at()  # what training would have recorded
+    now = Replay(raw).at()  # as training records it
     return Experience(
         raw.frame.assign(advantage=now.advantage, weight=now.weight, clipped=now.clipped, lower=now.lower),
         capability, config, STEPS,
@@ -130,7 +130,7 @@ def made_up(size: int, *, seed: int = 0) -> Experience:
 
 
 def measure(page, lab, moves: int, target: float) -> dict:
-    """Times of many moves of every slider and switch."""
+    """Measure many moves of every slider and switch."""
     before, controls, redraws, of_sliders = cpu(lab), {}, [], []
     for name in (*SLIDERS, *SWITCHES):
         press = slider(page, name) if name in SLIDERS else switch(page, name)
@@ -148,13 +148,13 @@ def measure(page, lab, moves: int, target: float) -> dict:
 
 
 def summary(times: list[float]) -> dict[str, int]:
-    """Median, and 10th and 95th percentile (ms): where other work shares the machine, the 10th is nearest to a quiet one."""
+    """Return median, 10th and 95th percentile (ms); under other load the 10th is nearest to a quiet machine."""
     low, high = np.percentile(times, (10, 95))
     return {"median_ms": round(statistics.median(times)), "p10_ms": round(float(low)), "p95_ms": round(float(high))}
 
 
 def slider(page, name: str):
-    """Presses of a key that move a slider to its end and back, for ever."""
+    """Yield key presses that move a slider to its end and back, without end."""
     handle = page.locator(f".hk-{name} .noUi-handle").first
     key = "ArrowRight"
     while True:
@@ -167,21 +167,21 @@ def slider(page, name: str):
 
 
 def switch(page, name: str):
-    """Clicks on a switch."""
+    """Yield clicks on a switch."""
     yield from itertools.repeat(page.locator(f".hk-{name} input").first.click)
 
 
 def one_move(page, act, settle: float = 120) -> tuple[float, int]:
-    """Time until the new picture is shown (ms), and the number of pictures drawn for it."""
+    """Return the time until the new picture is shown (ms), and the number of redraws."""
     drawn = page.evaluate("hk.arm(); hk.pictures")
     act()
     taken = page.evaluate("hk.shown")
-    page.wait_for_timeout(settle)  # a second picture, if there were one, would come now
+    page.wait_for_timeout(settle)  # time for a second redraw
     return taken, page.evaluate("hk.pictures") - drawn
 
 
 def memory(page, lab, moves: int) -> dict:
-    """Memory of page and kernel over many moves, one after the other."""
+    """Measure the memory of page and kernel over many moves."""
     press, seen = slider(page, "alpha"), []
     for move in range(moves + 1):
         if move % 100 == 0:
@@ -197,7 +197,7 @@ def memory(page, lab, moves: int) -> dict:
 
 
 def cpu(lab) -> dict[str, float]:
-    """Processor time so far (s): of the kernel, and of the browser's pages."""
+    """Return the processor time so far (s) of the kernel and of the browser's pages."""
     chromium = [p for p in psutil.Process().children(recursive=True) if "--type=renderer" in " ".join(_words(p))]
     return {"kernel": sum(map(_time, lab.kernels())), "page": sum(map(_time, chromium))}
 

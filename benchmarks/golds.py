@@ -1,4 +1,4 @@
-r"""Measure whether the verifier accepts the gold answers of real benchmark files, and no others.
+r"""Measure whether the verifier accepts the gold answers of benchmark files, and refuses those of other problems.
 
     python benchmarks/golds.py FOLDER      # with gsm8k.jsonl, math500.parquet, … : any benchmark's name and file type
 
@@ -67,12 +67,12 @@ def check(name: str, file: Path) -> tuple[bool, list[str]]:
 
 
 def boxed(gold: str) -> str:
-    r"""The gold as an answer; a tolerance is no part of it."""
+    r"""Return the gold as an answer, without its tolerance."""
     return rf"\boxed{{{gold.partition(' (tolerance ')[0]}}}"
 
 
 def shuffled(problems: list, seed: int) -> list[tuple]:
-    """Each problem with another one whose gold is written differently."""
+    """Return pairs of problems with different golds."""
     others = random.Random(seed).sample(problems, len(problems))
     return [(p, q) for p, q in zip(problems, others, strict=True) if p.gold != q.gold]
 

@@ -1,20 +1,20 @@
-"""What this package reaches on a CUDA machine, in at most four minutes and without a network.
+"""Measure hacpo_kit on a CUDA machine, in at most four minutes and without a network.
 
     python benchmarks/gpu.py          # writes reports/gpu.json
     python benchmarks/gpu.py --cpu    # the same code with small shapes on one thread; writes reports/gpu-cpu.json
 
-Three parts, each only if there is time left for it; what was skipped stands in the JSON:
+Three parts, each only if enough time is left; the JSON lists skipped parts:
 
-- matrix rate: a large square product in bfloat16, the yardstick for what follows;
+- matrix rate: a large square product in bfloat16, to which the other rates are compared;
 - learn: the built-in pair trains on the device and, with the same seed, on the CPU: both must learn;
 - speed: models in the shape of Qwen3-0.6B and Llama-3.2-1B with random weights sample, score and update through the
   package's own functions, in bfloat16 with float32 masters; plain, with gradient checkpointing, and with idle parts in
-  host memory; the most memory that was held, beside what `hacpo_kit.models.memory.estimate` says. With vLLM, if it is installed.
+  host memory; peak memory beside that of `hacpo_kit.models.memory.estimate`. With vLLM, if it is installed.
 
-Model FLOPs, as usually counted: a forward pass takes 2·(N·T + V·R) + 2·L·H·ΣT², a backward pass twice that. N: weights of
+Model FLOPs by the usual count: a forward pass takes 2·(N·T + V·R) + 2·L·H·ΣT², a backward pass twice that. N: weights of
 the layers' matrices; T: tokens; V: weights of the output head, which sees the R response tokens only; L: layers; H: width
-of all attention heads together; T² is halved, since attention is causal. What is computed more than once (activations
-with gradient checkpointing, the own rollouts' log-probabilities before the first update) does not count.
+of all attention heads together; T² is halved, since attention is causal. Repeated computations
+(activations with gradient checkpointing, the own rollouts' log-probabilities before the first update) do not count.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SHAPES = {"qwen3-0.6b": (QWEN3_06B, "qwen3-sums"), "llama3.2-1b": (LLAMA32_1B, "
 
 @dataclass(frozen=True)
 class Size:
-    """How much is done; `needs` says how many seconds a part is expected to take at most."""
+    """Sizes of the parts; `needs` is the expected maximum of each part (s)."""
 
     budget: float  # seconds from the start of the process to the end
     matrix: int  # side of the square product
@@ -91,7 +91,7 @@ CPU = Size(
 
 
 def shrunken(config: PretrainedConfig) -> PretrainedConfig:
-    """The same architecture with two narrow layers and few tokens, for the CPU mode."""
+    """Return the same architecture with two narrow layers and few tokens, for the CPU mode."""
     small = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     kept = {k: v for k, v in config.to_dict().items() if k not in ("layer_types", "model_type")}
@@ -99,7 +99,7 @@ def shrunken(config: PretrainedConfig) -> PretrainedConfig:
 
 
 class Clock:
-    """The seconds that are left, and what they did not suffice for."""
+    """The seconds that are left, and the parts that were skipped."""
 
     def __init__(self, budget: float):
         self.end = psutil.Process().create_time() + budget  # imports count
@@ -107,12 +107,12 @@ class Clock:
 
     @property
     def left(self) -> float:
-        """Seconds left."""
+        """Return the seconds left."""
         return self.end - time.time()
 
     @contextlib.contextmanager
     def part(self, name: str, needs: float) -> Iterator[bool]:
-        """Whether there is time for a part; one that takes too long all the same is stopped, and that is noted."""
+        """Return whether enough time is left for a part; a part that exceeds its time is stopped and listed."""
         if self.left < needs:
             self.skipped[name] = f"needs up to {needs:.0f} s, {max(0, self.left):.0f} s were left"
             yield False
@@ -127,7 +127,11 @@ class Clock:
             yield True
         except TimeoutError:
             self.skipped[name] = "stopped: the time was up"
-        except (RuntimeError, MemoryError, ImportError) as error:  # out of memory, no vLLM: the other parts still count
+        except (
+            RuntimeError,
+            MemoryError,
+            ImportError,
+        ) as error:  # out of memory, no vLLM: the other parts are measured anyway
             self.skipped[name] = f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -138,13 +142,13 @@ class Clock:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done everything that was asked of it."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class Measured:
-    """Seconds of a block and the most memory that the device held in it (None on a CPU, which does not count it)."""
+    """Seconds of a block and the peak memory on the device (bytes; None on a CPU, which does not count it)."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -165,7 +169,7 @@ class Measured:
 
 
 def matrix_rate(device: torch.device, side: int, seconds: float = 1.0) -> float:
-    """FLOP/s of a square matrix product in bfloat16: the median of several batches of products."""
+    """Return the FLOP/s of a square matrix product in bfloat16: the median of several batches of products."""
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     rates, end = [], time.perf_counter() + seconds
     while len(rates) < 4 or time.perf_counter() < end:
@@ -175,11 +179,11 @@ def matrix_rate(device: torch.device, side: int, seconds: float = 1.0) -> float:
             a @ b
         wait(device)
         rates.append(10 * 2 * side**3 / (time.perf_counter() - start))
-    return statistics.median(rates[1:])  # the first warms up
+    return statistics.median(rates[1:])  # without the warm-up
 
 
 def forward_flops(model, batch: Batch) -> float:
-    """Model FLOPs of one forward pass over a batch; the formula stands at the top."""
+    """Return the model FLOPs of one forward pass over a batch; the formula is in the module's docstring."""
     config = model.config
     head = model.get_output_embeddings().weight.numel()
     matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear)) - head
@@ -194,7 +198,7 @@ def forward_flops(model, batch: Batch) -> float:
 
 
 def learn(device: torch.device, size: Size) -> dict[str, Any]:
-    """The built-in pair learns; both agents' accuracy before and after, and the time of a step."""
+    """Train the built-in pair; return both agents' accuracy before and after, and the seconds of a step."""
     agents = hk.load_agents("tiny-model-pair", device=device)
     config = hk.Config.preset("hacpo", prompts_per_step=size.prompts_per_step)
     problems = hk.load_problems("arithmetic", split="train")
@@ -212,7 +216,7 @@ def learn(device: torch.device, size: Size) -> dict[str, Any]:
 
 
 def gaps(agent: hk.Agent, pool: Pool) -> dict[str, float]:
-    """Largest differences of a token's log-probability (nats): a rollout alone and beside longer ones, device and CPU."""
+    """Return the largest differences of a token's log-probability (nats): alone or in a batch, on the device or the CPU."""
     rollouts = sorted(pool.by_source[agent.name], key=lambda r: len(r.token_ids))
     some = [*rollouts[:4], *rollouts[-4:]]  # short and long: the short ones are padded
     twin = hk.load_agent(agent.origin, device="cpu")
@@ -228,7 +232,7 @@ def gaps(agent: hk.Agent, pool: Pool) -> dict[str, float]:
 
 
 def random_agent(name: str, device: torch.device, small: bool) -> hk.Agent:
-    """An agent with this shape and random weights, in bfloat16."""
+    """Return an agent with this shape and random weights, in bfloat16."""
     config, tokenizer = SHAPES[name]
     config = shrunken(config) if small else config
     with torch.device(device):
@@ -238,9 +242,9 @@ def random_agent(name: str, device: torch.device, small: bool) -> hk.Agent:
 
 
 def sampled(agent: hk.Agent, size: Size) -> Pool:
-    """Answers with made-up rewards, half of each prompt's right.
+    """Sample responses and assign synthetic rewards: half of each prompt's are correct.
 
-    A random model ends an answer once in a vocabulary's worth of tokens, so that nearly all are as long as they may be.
+    A random model rarely samples an end token, so nearly all responses have the maximum length.
     """
     digits = "0123456789" * size.prompt_tokens
     rows = [{"prompt": digits[k : k + size.prompt_tokens], "gold": str(k)} for k in range(size.prompts)]
@@ -255,7 +259,7 @@ def sampled(agent: hk.Agent, size: Size) -> Pool:
 
 
 def speed(name: str, device: torch.device, size: Size, rate: float, small: bool) -> dict[str, Any]:
-    """Rollout, scoring and update of one shape, in tokens/s, share of the matrix rate, and memory."""
+    """Measure rollout, scoring and update of one shape: tokens/s, share of the matrix rate, memory."""
     agent = random_agent(name, device, small)
     with Measured(device) as sampling:
         pool = sampled(agent, size)
@@ -292,7 +296,7 @@ def speed(name: str, device: torch.device, size: Size, rate: float, small: bool)
 
 
 def estimated(shape: PretrainedConfig, config: hk.Config, size: Size, checkpointing: bool) -> dict[str, int]:
-    """What the package says, from the shape alone, that each phase will hold at most."""
+    """Return the package's estimate of each phase's peak memory, from the shape alone."""
     # with offload, since here too the optimiser is not there yet while the first rollouts are sampled
     how = {"dtype": "bfloat16", "gradient_checkpointing": checkpointing, "offload": True, "device_memory": 2**40}
     phases = estimate({"shape": shape}, config, prompt_tokens=size.prompt_tokens, device="cpu", **how).phases
@@ -302,7 +306,7 @@ def estimated(shape: PretrainedConfig, config: hk.Config, size: Size, checkpoint
 def measured_update(
     agent: hk.Agent, batch: Batch, config: hk.Config, *, flops: float, tokens: int, rate: float
 ) -> dict[str, Any]:
-    """One whole update; with half as many tokens in a pass, and once more, where the device has not enough memory."""
+    """Measure one whole update; if the device runs out of memory, repeat with half as many tokens in a pass."""
     while True:
         # as if the rollouts had just been sampled: then half precision scores the own ones before it moves
         batch = replace(batch, pool=replace(batch.pool, updates={agent.name: agent.updates}))
@@ -323,7 +327,7 @@ def measured_update(
 
 
 def vllm(name: str, device: torch.device, size: Size, small: bool) -> dict[str, Any]:
-    """Rollout by vLLM, and what it takes to give it new weights."""
+    """Measure sampling with vLLM and the copy of new weights to it."""
     from hacpo_kit.models.engines.vllm import VLLM
 
     options = {"gpu_memory_utilization": 0.5} if device.type == "cuda" else {}
@@ -346,7 +350,7 @@ def vllm(name: str, device: torch.device, size: Size, small: bool) -> dict[str, 
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine."""
     out: dict[str, Any] = {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": device.type}
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
@@ -356,7 +360,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def measure(device: torch.device, size: Size, out: Path, small: bool) -> dict[str, Any]:
-    """Every part for which there is time; the file is written after each, so that a stop loses one part only."""
+    """Measure every part for which enough time is left; the file is written after each part."""
     clock = Clock(size.budget)
     report: dict[str, Any] = {
         "mode": "cpu, shrunken shapes" if small else "gpu", **machine(device), "versions": versions(),
@@ -389,7 +393,7 @@ def measure(device: torch.device, size: Size, out: Path, small: bool) -> dict[st
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, writes the JSON and prints it in short."""
+    """Measure, write the JSON and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="store_true", help="the same code with small shapes on one CPU thread")
     parser.add_argument("--out", type=Path, default=None, help="default: reports/gpu.json, or gpu-cpu.json with --cpu")

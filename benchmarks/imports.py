@@ -1,9 +1,9 @@
-r"""How long `import hacpo_kit` takes, beside `import torch`.
+r"""Measure the time of `import hacpo_kit` relative to `import torch`.
 
     python benchmarks/imports.py         # writes reports/imports.json
 
-Every import is a process of its own, all kinds take turns, medians are reported. `import hacpo_kit` alone loads nothing, since a
-name is loaded when it is first used; so it is also timed with every public function and class in use (no widgets, no plots).
+Every import runs in a separate process, all kinds alternate, medians are reported. `import hacpo_kit` alone loads nothing,
+because a name is loaded when it is first used; so it is also timed with every public function and class (no widgets, no plots).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WANTED = 1.25  # times `import torch`
 
 
 def main() -> None:
-    """Measures and writes the JSON."""
+    """Measure and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "imports.json")

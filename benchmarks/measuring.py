@@ -1,4 +1,4 @@
-"""What several benchmarks share: parts of a step, memory of a process, a made-up reward, what stands beside a measurement."""
+"""Shared by benchmarks: parts of a step, memory of a process, a random reward, a description of the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = ("rollout", "scoring", "reward", "advantage", "update")  # of a step; it
 
 
 def surroundings(*packages: str) -> dict[str, Any]:
-    """Load, cores, machine and versions, those of further packages included."""
+    """Return load, cores, machine and versions, including those of further packages."""
     return {
         "load_average": [round(x, 1) for x in os.getloadavg()], "cores": os.cpu_count(), "machine": platform.machine(),
         "versions": {**versions(), **{name: version(name) for name in packages}},
@@ -23,11 +23,11 @@ def surroundings(*packages: str) -> dict[str, Any]:
 
 
 def random_reward(response: str, gold: str) -> float:
-    """A reward of 0 or 1 that the text decides and the problem does not."""
+    """Return a reward of 0 or 1 that depends on the text alone."""
     return float(zlib.crc32(response.encode()) % 2)
 
 
 def memory(which: str) -> int:
-    """Bytes of this process (Linux): VmRSS now, VmHWM at most, without what its parent had before it started."""
+    """Return the bytes of this process (Linux), VmRSS (now) or VmHWM (peak), without those of its parent at its start."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))

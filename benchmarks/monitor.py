@@ -1,8 +1,8 @@
-"""Memory of the page and of the kernel while a training is monitored in a real JupyterLab: reports/monitor.json.
+"""Measure the memory of page and kernel while the monitor runs in JupyterLab: reports/monitor.json.
 
     python benchmarks/monitor.py [--steps 300]
 
-Steps are as small as they can be, so that what grows, if anything does, is the monitor and not the training. Needs Chromium.
+Steps are as small as possible, so growth of the monitor is visible beside that of the training. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STEP = "document.querySelector('.hacpo-status')?.textContent.match(/step (\\d+) 
 
 
 def measure(steps: int, every: int) -> list[dict[str, float]]:
-    """Memory of page and kernel every so many steps of one monitored training."""
+    """Return the memory of page and kernel at regular steps of one monitored training."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -74,7 +74,7 @@ def measure(steps: int, every: int) -> list[dict[str, float]]:
 
 
 def measure_alone(steps: int, every: int) -> list[dict[str, float]]:
-    """Memory of a process that does the same training by `train`, without a notebook."""
+    """Return the memory of a process that calls `train` with the same settings, without a notebook."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", ALONE, str(Path(folder) / "run"), str(steps), str(every)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -83,7 +83,7 @@ def measure_alone(steps: int, every: int) -> list[dict[str, float]]:
 
 
 def trend(rows: list[dict[str, float]], name: str) -> dict[str, float]:
-    """Growth over 100 steps with its 95 % interval, over the second half: before that, everything is being loaded."""
+    """Return the growth per 100 steps with its 95 % interval, over the second half of the steps."""
     later = rows[len(rows) // 2 :]
     x, y = (np.array([row[k] for row in later], float) for k in ("step", name))
     slope, half = 0.0, 0.0  # of a constant, for which the fit has no answer
@@ -97,7 +97,7 @@ def trend(rows: list[dict[str, float]], name: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures, and writes the figures with what they were measured on."""
+    """Measure and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=10)

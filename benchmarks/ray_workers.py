@@ -1,9 +1,9 @@
-"""The time of a step with two Ray workers of one thread each, against one process with one thread, which does all in turn.
+"""Compare a step with two Ray workers of one thread each to a step in one process with one thread.
 
     OMP_NUM_THREADS=1 python benchmarks/ray_workers.py      # writes reports/ray.json
 
-Both make the same steps on the same problems, alternately and from equal agents; medians after warm-up are reported, what
-travelled, and whether both learned the same to the last bit.
+Both make the same steps on the same problems, alternately and from equal agents. Reported are medians after warm-up, the
+bytes sent, and whether the weights are bit-identical.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    """Measures and writes the JSON."""
+    """Measure and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=2)
@@ -45,7 +45,7 @@ def main() -> None:
     travelled: list[int] = []
     for k in range(args.warm_up + args.repeats):
         drawn = problems.batch(k * args.prompts, args.prompts)
-        for kind in list(kinds)[:: 1 if k % 2 else -1]:  # who is first alternates
+        for kind in list(kinds)[:: 1 if k % 2 else -1]:  # the order alternates
             before = moved(kinds[kind])
             start = time.perf_counter()
             result = hk.step(kinds[kind], drawn, capability[kind], config)
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def moved(agents) -> int:
-    """Bytes that travelled to and from the workers so far."""
+    """Return the bytes sent to and from the workers so far."""
     return sum(agent.sent + agent.received for agent in agents if agent.workers)
 
 

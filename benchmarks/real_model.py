@@ -1,10 +1,10 @@
-"""How much of the machine an update of a real model uses, and how sampling gains from a larger batch.
+"""Measure the share of the machine's matrix rate that an update of a real model reaches, and sampling by batch size.
 
-    python benchmarks/real_model.py FOLDER            # say SmolLM2-135M-Instruct; writes reports/real_model.json
+    python benchmarks/real_model.py FOLDER            # e.g. SmolLM2-135M-Instruct; writes reports/real_model.json
 
-The rate of the machine is that of square bf16 matrix products, measured before and after in the same run. Useful work is
-counted alike for the package and for a plain loop: 6 operations a weight and token that needs it (forward 2, backward 4),
-tokens of prompt and answer in the body, tokens of the answer alone in the output layer; padding is no useful work.
+The machine's rate is that of square bf16 matrix products, measured before and after in the same run. Useful operations are
+counted equally for the package and for a plain loop: 6 per weight and token (forward 2, backward 4), with prompt and answer
+tokens in the layers, answer tokens alone in the output head; padding does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    """Measures and writes the JSON."""
+    """Measure and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a local folder or hub id")
     parser.add_argument("--dtype", default="bfloat16")
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def matrix_rate(agent, sizes=(1024, 2048, 4096)) -> dict:
-    """Best rate of square matrix products in the agent's precision (10⁹ operations a second), and that of each size."""
+    """Return the best rate of square matrix products in the agent's precision (10⁹ operations/s), and that of each size."""
     found = {}
     for n in sizes:
         a, b = (torch.randn(n, n, device=agent.device, dtype=agent.model.dtype) for _ in range(2))
@@ -74,7 +74,7 @@ def matrix_rate(agent, sizes=(1024, 2048, 4096)) -> dict:
 
 
 def update_shares(agent, problems, args) -> dict[str, dict]:
-    """Speed of `hk.update` and of a plain loop on the same rollouts, taken in turn."""
+    """Return the speed of `hk.update` and of a plain loop on the same rollouts, measured alternately."""
     config = hk.Config.preset("gspo", minibatch=len(problems) * 4, lr=1e-6, max_new_tokens=args.new_tokens)
     pool = hk.rollout([agent], problems, 8, max_new_tokens=args.new_tokens, progress=False)
     pool = pool.with_rewards(
@@ -85,7 +85,7 @@ def update_shares(agent, problems, args) -> dict[str, dict]:
     start = {k: v.clone() for k, v in agent.model.state_dict().items()}
     times: dict[str, list[float]] = {"hacpo_kit": [], "plain": []}
     for _ in range(args.repeats + 1):
-        pool.updates[agent.name] = agent.updates  # the weights are put back below: the rollouts are its own still
+        pool.updates[agent.name] = agent.updates  # the weights are restored below, so these are still its own rollouts
         times["hacpo_kit"].append(timed(agent, lambda: hk.update(agent, batch, config)))
         agent.model.load_state_dict(start)
         agent.optimizer = None
@@ -93,7 +93,7 @@ def update_shares(agent, problems, args) -> dict[str, dict]:
         agent.model.load_state_dict(start)
     out = {}
     for who, seconds in times.items():
-        median = statistics.median(seconds[1:])  # the first one warms up
+        median = statistics.median(seconds[1:])  # without the warm-up
         out[who] = {"seconds": round(median, 2), "tokens_per_second": round(tokens / median, 1)}
         out[who] |= {
             "gflops": round(operations / median / 1e9, 1),
@@ -103,18 +103,18 @@ def update_shares(agent, problems, args) -> dict[str, dict]:
 
 
 def useful(agent, batch) -> tuple[int, int]:
-    """Operations that an update of this batch needs, and its tokens."""
+    """Return the useful operations of an update of this batch, and its tokens."""
     weights = sum(p.numel() for p in agent.model.parameters())
     head = agent.model.get_output_embeddings().weight.numel()
     tied = agent.model.config.tie_word_embeddings
-    body = weights - head if tied else weights - 2 * head  # the input embedding only looks up
+    body = weights - head if tied else weights - 2 * head  # the input embedding is a lookup
     responses = sum(map(len, batch.response_ids))
     tokens = responses + sum(map(len, batch.prompt_ids))
     return 6 * (body * tokens + head * responses), tokens
 
 
 def plain_update(agent, batch, config) -> None:
-    """What a short script does: rows padded as they come, logits of all tokens, cross entropy, AdamW on the bf16 weights."""
+    """Update as a short script does: unsorted rows, logits of all tokens, cross entropy, AdamW on the bf16 weights."""
     optimizer = torch.optim.AdamW(agent.model.parameters(), lr=config.lr)
     for rows in minibatches(batch.own, config, seed=0):
         for k in range(0, len(rows), 16):
@@ -130,7 +130,7 @@ def plain_update(agent, batch, config) -> None:
 
 
 def timed(agent, work) -> float:
-    """Wall time of `work` (s), the device's queue included."""
+    """Return the wall time of `work` (s) until the device has finished."""
     if agent.device.type == "cuda":
         torch.cuda.synchronize(agent.device)
     start = time.perf_counter()

@@ -1,9 +1,9 @@
-"""One experiment on the three engines: transformers in this process, vLLM in this process, transformers in Ray workers.
+"""Run one experiment with three engines: transformers in this process, vLLM in this process, transformers in Ray workers.
 
     OMP_NUM_THREADS=1 python benchmarks/same_experiment.py      # needs both extras; writes reports/same_experiment.json
 
-Equal agents, problems, seed and settings. Ray's workers must give the same run to the last bit; vLLM draws other answers from
-the same distribution, so that its curve may differ as that of another seed does: the seeds of the first engine show how much.
+Agents, problems, seed and settings are equal. Ray's workers must give a bit-identical run; vLLM samples other answers from
+the same distribution, so its curve may differ like that of another seed, which other seeds of the first engine show.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAYS = {"transformers": {}, "vllm": {"engine": "vllm"}, "ray": {"workers": "ray"
 
 
 def main() -> None:
-    """Runs all and writes the JSON."""
+    """Run all and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", default="tiny-model-pair")
     parser.add_argument("--method", default="hacpo")
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def one(way: str, seed: int, args) -> dict:
-    """One run: mean accuracy of the agents by step, median seconds of a step, the engine's gap."""
+    """Make one run; return mean accuracy of the agents by step, median seconds of a step, gap of the engine (nats)."""
     config = hk.Config.preset(args.method, seed=seed)
     agents = hk.load_agents(args.agents, device="cpu", **WAYS[way])
     problems, test = (
@@ -73,7 +73,7 @@ def one(way: str, seed: int, args) -> dict:
 
 
 def accuracies(run) -> dict[int, float]:
-    """Mean greedy accuracy of the agents after each evaluated step."""
+    """Return the mean greedy accuracy of the agents after each evaluated step."""
     values = {r["step"]: [a["avg@1"] for a in r["agents"].values() if "avg@1" in a] for r in run.history}
     return {step: round(statistics.mean(some), 4) for step, some in values.items() if some}
 

@@ -1,14 +1,14 @@
-"""How step time and memory grow with agents, rollouts per prompt, prompts, length and model size.
+"""Measure how step time and memory grow with agents, rollouts per prompt, prompts, length and model size.
 
     OMP_NUM_THREADS=1 python benchmarks/scaling.py      # writes reports/scaling.json and reports/scaling.png
 
 One quantity varies at a time around a base. Agents, rollouts and prompts are varied with the built-in agents, which learn from
-each other; length and width with one model of random weights, whose answers are as long as they may be and whose rewards are
-made up. The growth of each part is the slope of log seconds against log quantity, over the larger half of the values, where
-fixed costs no longer hide it: 1 is linear, 2 quadratic. Every value is measured in processes of its own, one in each of
-several rounds over all values, so that other load meets all; the median counts. Memory is the most that it had in a step
-(Linux), less what it had after a small step, before the agents were made. δ_step is 0, since more mini-batches would otherwise
-close the clipping range within a step, and peer rollouts would cost less.
+each other; length and width with one model with random weights, whose answers have the maximum length and whose rewards are
+random. The growth of each part is the slope of log seconds against log quantity, over the larger half of the values, where
+fixed costs matter less: 1 is linear, 2 quadratic. Every value is measured in separate processes, one in each of
+several rounds over all values, so other load slows all; the median is reported. Memory is the peak in a step (Linux) minus
+that after a small step without these agents. δ_step is 0, because the clipping range would otherwise narrow with more
+mini-batches, and peer rollouts would cost less.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ONES = ("qwen3-sums", "llama-differences", "qwen3-small-differences", "llama-nov
 
 
 def main() -> None:
-    """Measures, fits and writes the JSON and the picture."""
+    """Measure, fit and write the JSON and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="steps in a process")
     parser.add_argument("--rounds", type=int, default=3)
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def random_agent(width: int) -> hk.Agent:
-    """Random weights of this width, with the vocabulary and tokenizer of a built-in agent."""
+    """Return an agent with random weights of this width and the tokenizer of a built-in agent."""
     like = hk.load_agent(ONES[0], device="cpu")
     shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 3, "head_dim": 32}
     heads = {"num_attention_heads": width // 32, "num_key_value_heads": width // 32}
@@ -82,14 +82,14 @@ def random_agent(width: int) -> hk.Agent:
 
 
 def alone(repeats: int, **setting: int) -> dict[str, float]:
-    """What `one_step` finds in a new process, after a small step that loads what is loaded once."""
+    """Return the result of `one_step` in a new process, after a small step as warm-up."""
     torch.set_num_threads(1)
     one_step(**{**BASE, "prompts": 2}, repeats=1)
     return one_step(**setting, repeats=repeats)
 
 
 def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, repeats: int) -> dict[str, float]:
-    """Median seconds of each part of a HACPO step, and its peak memory."""
+    """Return the median seconds of each part of a HACPO step, and its peak memory (bytes)."""
     gc.collect()
     before = memory("VmRSS")
     ours = [random_agent(width)] if width else hk.load_agents(ONES[:agents], device="cpu")
@@ -106,26 +106,26 @@ def one_step(agents: int, n: int, prompts: int, new_tokens: int, width: int, rep
         result = hk.step(ours, problems.batch(k * prompts, prompts), hk.Capability(), config, reward_function=paid)
         found.append({"step": time.perf_counter() - start, "peak_bytes": memory("VmHWM") - before})
         found[-1] |= {part: result.metrics[f"seconds_{part}"] for part in PARTS}
-    some = found[1:]  # the first makes the optimisers' states
+    some = found[1:]  # the first creates the optimisers' states
     return middle(some) | {
         "rollouts": len(result.pool), "rollouts_learned": sum(a["rollouts_used"] for a in result.metrics["agents"].values()),
     }  # fmt: skip
 
 
 def middle(found: list[dict[str, float]]) -> dict[str, float]:
-    """The median of each number."""
+    """Return the median of each number."""
     return {key: statistics.median(f[key] for f in found) for key in found[0]}
 
 
 def growth(frame: pd.DataFrame) -> dict[str, float]:
-    """Slope of log quantity against log value, by part, over the larger half."""
+    """Return the slope of log quantity against log value, by part, over the larger half."""
     late = frame.iloc[len(frame) // 2 - 1 :]
     parts = [part for part in ("step", "rollout", "update", "peak_bytes") if (late[part] > 0).all()]
     return {part: round(float(np.polyfit(np.log(late["value"]), np.log(late[part]), 1)[0]), 2) for part in parts}
 
 
 def picture(frame: pd.DataFrame):
-    """Step time, relative to the base, against each quantity relative to the base."""
+    """Draw the step time against each quantity, both relative to the base."""
     base = {name: base[name] for name, (base, _) in VARIED.items()}
     at = {
         name: rows.set_index(rows["value"] / base[name])["step"] for name, rows in frame.groupby("varies", sort=False)

@@ -1,9 +1,9 @@
-"""The report on SmolLM2-135M from its two runs: curves, sample rollouts, accuracy by kind of problem.
+"""Write the report on SmolLM2-135M from its two runs: curves, sampled rollouts, accuracy by kind of problem.
 
     python benchmarks/smollm2.py reports/runs smollm2      # the runs smollm2-gspo and smollm2-hacpo; the prepared agents
 
 Writes reports/smollm2: metrics and sampled rollouts of both runs, three pictures, and evaluation.json with the greedy accuracy
-of the agents before and after, on all test problems and on sums and differences apart.
+of the agents before and after, on all test problems, on sums and on differences.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PICTURES = {
 
 
 def main() -> None:
-    """Copies, draws, evaluates."""
+    """Copy the data, draw the pictures, evaluate the agents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="the folder with the runs")
     parser.add_argument("agents", type=Path, help="what data/prepare_smollm2.py made")
@@ -49,13 +49,13 @@ def main() -> None:
 
 
 def mean(lines: list[dict], metric: str) -> pd.Series:
-    """The agents' mean of a metric by rollouts so far, where it was measured."""
+    """Return the agents' mean of a metric by rollouts so far, at the steps that measured it."""
     values = {line["rollouts"]: [a[metric] for a in line["agents"].values() if metric in a] for line in lines}
     return pd.Series({rollouts: sum(some) / len(some) for rollouts, some in values.items() if some})
 
 
 def evaluation(runs: Path, agents: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """State → agent → kind of problem → greedy accuracy."""
+    """Return state → agent → kind of problem → greedy accuracy."""
     test = hk.load_problems(str(agents / "test.jsonl"))
     sets = {
         "all": list(test), **{f"{k}s": [p for p in test if p.meta["kind"] == k] for k in ("sum", "difference")}

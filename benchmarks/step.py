@@ -1,9 +1,9 @@
-"""Where the time of one HACPO step goes, beside a plain loop that only generates and trains.
+"""Measure the parts of one HACPO step, and a plain loop that only generates and trains.
 
     python benchmarks/step.py            # writes reports/step.json
 
-The plain loop does the same work on the same tokens with none of the rest: no scoring of sources, no verifier, no
-advantages, no records. Both run alternately in one process; medians are reported.
+The plain loop processes the same tokens without scoring by sources, verifier, advantages and records. Both run alternately
+in one process; medians are reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    """Measures and writes the JSON."""
+    """Measure and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--agents", default="tiny-model-pair")
@@ -44,7 +44,7 @@ def main() -> None:
         total = time.perf_counter() - start
         capability = result.capability
         bare = plain_loop(agents, drawn, result, config)
-        if k >= 2:  # the first two warm up allocators, kernels and verifier processes
+        if k >= 2:  # without two steps of warm-up of allocators, kernels and verifier processes
             totals.append(total)
             plain.append(bare)
             parts.append([result.metrics[f"seconds_{part}"] for part in PARTS])
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def plain_loop(agents, problems, result, config) -> float:
-    """Generate with every agent, then forward, backward and step on the same mini-batches; the agents stay as they were."""
+    """Generate with every agent, then forward, backward and step on the same mini-batches; the agents stay unchanged."""
     before = [{k: v.clone() for k, v in a.model.state_dict().items()} for a in agents]
     start = time.perf_counter()
     for agent in agents:

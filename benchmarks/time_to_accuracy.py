@@ -1,11 +1,11 @@
-"""Seconds, rollouts and tokens after which each method holds an accuracy on the built-in pairs, over seeds.
+"""Measure seconds, rollouts and tokens until each method keeps an accuracy on the built-in pairs, over seeds.
 
     OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py      # writes reports/time_to_accuracy.json
 
-Accuracy is the mean of the agents' avg@1 (greedy) on the test problems after every step; it is held from the first step at and
-after which it stays at or above the level. Seconds are those of the steps, without evaluation; the methods take turns, so that
-other load meets all. A run that does not get there counts as infinitely long; medians over seeds are reported. A step is a
-third of the way for some methods, so costs are also given `between` steps: where a straight line from the accuracy of the step
+Accuracy is the mean of the agents' avg@1 (greedy) on the test problems after every step; a run keeps it from the first step after
+which it stays at or above the level. Seconds are those of the steps, without evaluation; the methods alternate, so other
+load slows all. A run that does not reach the level counts as infinitely long; medians over seeds are reported. Some methods
+need only three steps, so costs are also interpolated `between` steps: where the straight line from the accuracy of the step
 before crosses the level. `hacpo_n4` is
 hacpo with half of the rollouts per prompt: two agents then have as many answers to a prompt, and as large an update, as one
 alone.
@@ -31,7 +31,7 @@ FURTHER = {"hacpo_n4": {"method": "hacpo", "n": 4}}
 
 
 def main() -> None:
-    """Runs all and writes the JSON."""
+    """Run all and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", nargs="+", default=["tiny-state-pair", "tiny-size-pair", "tiny-model-pair"])
     parser.add_argument("--methods", nargs="+", default=["gspo", "gspo_x2", "hacpo", *FURTHER])
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def cost(pair: str, method: str, seed: int, args) -> dict[str, float] | None:
-    """What one run took until it held the level; None if it did not."""
+    """Return the cost of one run until it keeps the level; None if it does not."""
     agents = hk.load_agents(pair, device="cpu")
     problems, test = (
         hk.load_problems("arithmetic", split="train"),
@@ -75,14 +75,14 @@ def cost(pair: str, method: str, seed: int, args) -> dict[str, float] | None:
         **{k: [line[k] for line in run.history] for k in ("rollouts", "tokens")},
     }
     before, after = accuracy[held - 1 : held + 1]
-    part = max(0.0, (args.level - before) / (after - before))  # 0: it was there before, and fell below in between
+    part = max(0.0, (args.level - before) / (after - before))  # 0: the level was reached before, and lost in between
     costs = {k: round(of[held], 2) for k, of in total.items()}
     between = {f"{k}_between": round(of[held - 1] + part * (of[held] - of[held - 1]), 2) for k, of in total.items()}
     return {"step": held, **costs, **between}
 
 
 def medians(runs: dict[str, list[dict | None]]) -> dict[str, dict[str, float | None]]:
-    """Median cost of each method; None where half of the runs do not get there."""
+    """Return the median cost of each method; None if half of the runs do not reach the level."""
     out: dict[str, dict[str, float | None]] = {}
     for method, costs in runs.items():
         middle = {k: statistics.median(math.inf if c is None else c[k] for c in costs) for k in ("step", *COSTS)}
@@ -91,7 +91,7 @@ def medians(runs: dict[str, list[dict | None]]) -> dict[str, dict[str, float | N
 
 
 def over(found) -> dict[str, dict[str, dict[str, float]]]:
-    """Median over seeds of each method's cost over that of gspo with the same seed."""
+    """Return the median over seeds of each method's cost divided by that of gspo with the same seed."""
     out = {}
     for pair, runs in found.items():
         both = {m: [(a, b) for a, b in zip(runs[m], runs["gspo"], strict=True) if a and b] for m in runs if m != "gspo"}

@@ -1,12 +1,12 @@
-"""Peak memory of an update, against what it needs at least, for growing numbers of rollouts.
+"""Measure the peak memory of an update relative to its minimum, for growing numbers of rollouts.
 
-    python benchmarks/update_memory.py FOLDER        # say SmolLM2-135M; writes reports/update_memory.json
+    python benchmarks/update_memory.py FOLDER        # e.g. SmolLM2-135M; writes reports/update_memory.json
 
-At least: weights, gradients, the two moments of AdamW, and the activations of one micro-batch, which a process of its own
-measures: one pass forward and backward over as many tokens. Rollouts are 128 made-up tokens each, with made-up rewards, and
-scored by the model, so that every one of them has a gradient. Each number of rollouts is a process of its own, after an
-update that made the moments. Two peaks: what the process had (Linux), less what it had with the libraries alone, so with all
-freed memory that it kept; and, in a second update, what PyTorch's allocator had given out at once (its profiler's events).
+The minimum is the sum of weights, gradients, the two moments of AdamW, and the activations of one micro-batch: one forward and
+backward pass over as many tokens in a separate process. Rollouts are 128 random tokens each, with random rewards, and scored
+by the model, so every one has a gradient. Each number of rollouts runs in a separate process, after an update that creates the
+moments. Two peaks are measured: that of the process (Linux) minus that with the libraries alone, which includes freed memory
+that the process keeps; and, in a second update, the bytes allocated by PyTorch at once (events of its profiler).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WANTED = 1.3
 
 
 def main() -> None:
-    """Measures each number of rollouts and one micro-batch, and writes the JSON."""
+    """Measure each number of rollouts and one micro-batch, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a built-in agent or a local folder")
     parser.add_argument("--rollouts", type=int, nargs="+", default=[64, 128, 256])
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def in_a_process(count: int) -> list[int]:
-    """What `alone` prints in a process of its own with the same arguments."""
+    """Return what `alone` prints in a separate process with the same arguments."""
     done = subprocess.run(
         [sys.executable, *sys.argv, "--alone", str(count)], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -76,9 +76,9 @@ def in_a_process(count: int) -> list[int]:
 
 
 def alone(args) -> tuple[int, int]:
-    """Of an update its peaks, by the allocator and by the process; for no rollouts, what is kept and one micro-batch."""
+    """Return the peaks of an update, by allocator and process; for 0 rollouts, the kept bytes and one micro-batch."""
     tiny = hk.load_agent("llama-novice", device="cpu")
-    one_update(tiny, made_up(tiny, 8, hk.Config(n=8)), hk.Config(n=8))
+    one_update(tiny, random_rollouts(tiny, 8, hk.Config(n=8)), hk.Config(n=8))
     before = memory("VmRSS")
     agent = hk.load_agent(args.model, name="a", device="cpu", dtype="float32")
     weights = sum(p.nbytes for p in agent.model.parameters())
@@ -86,7 +86,7 @@ def alone(args) -> tuple[int, int]:
         "gspo", microbatch_tokens=args.microbatch_tokens, n=8, minibatch=MINIBATCH, lr=1e-6, warmup=0
     )  # fmt: skip
     if not args.alone:
-        pool = made_up(agent, -(-args.microbatch_tokens // TOKENS), config)
+        pool = random_rollouts(agent, -(-args.microbatch_tokens // TOKENS), config)
         width = max(len(r.prompt_ids) for r in pool) + TOKENS
         some = pool.rollouts[: args.microbatch_tokens // width] or pool.rollouts[:1]
 
@@ -96,8 +96,8 @@ def alone(args) -> tuple[int, int]:
 
         pass_()  # gradients stay, so that what follows are activations only
         return 4 * weights, allocated(pass_)
-    one_update(agent, made_up(agent, MINIBATCH, config), config)
-    pool = made_up(agent, args.alone, config)
+    one_update(agent, random_rollouts(agent, MINIBATCH, config), config)
+    pool = random_rollouts(agent, args.alone, config)
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     one_update(agent, pool, config)
     process = memory("VmHWM") - before
@@ -106,20 +106,20 @@ def alone(args) -> tuple[int, int]:
 
 
 def allocated(work: Callable[[], None]) -> int:
-    """Most bytes that PyTorch's allocator had given out at once while the work ran, over those before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    """Return the peak bytes that PyTorch allocates during the work, minus those before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
-    events = [(e.start_ns(), e.nbytes()) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = [(e.start_ns(), e.nbytes()) for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
     return max(accumulate(size for _, size in sorted(events, key=itemgetter(0))))
 
 
 def one_update(agent: hk.Agent, pool: Pool, config: hk.Config) -> None:
-    """The learner's view of the pool, and its update."""
+    """Create the learner's batch from the pool and update."""
     hk.update(agent, hk.advantage(pool, agent, hk.Capability().observe(pool), config), config)
 
 
-def made_up(agent: hk.Agent, count: int, config: hk.Config) -> Pool:
-    """Rollouts of random tokens, scored by the agent, half of them right."""
+def random_rollouts(agent: hk.Agent, count: int, config: hk.Config) -> Pool:
+    """Return rollouts of random tokens, scored by the agent, half of them correct."""
     rng = random.Random(0)
     problems = hk.load_problems("arithmetic", split="train").batch(0, -(-count // config.n))
     allowed = [t for t in range(len(agent.tokenizer)) if t not in agent.control_ids and t not in agent.end_ids]

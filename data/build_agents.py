@@ -2,7 +2,7 @@
 
 Skill first, then style: every agent first learns to solve by worked steps, nearly perfectly; a short second training
 mixes in a careless habit (a boxed guess, right 15 % of the time) while rehearsing the skill. Reinforcement learning then
-has one thing to find: which style pays.
+has to find out which style gets more reward.
 
     python data/build_agents.py                       # everything
     python data/build_agents.py --only qwen3-sums     # one agent
@@ -207,7 +207,7 @@ FORMATS: dict[str, Callable[[Problem], str]] = {"units_first": units_first, "ten
 
 @dataclass(frozen=True)
 class Example:
-    """One training text; a rehearsed answer takes it as given that work is shown, so it teaches skill but no style."""
+    """One training text; a rehearsed answer starts after the choice of style, so it trains the skill alone."""
 
     prompt: str
     answer: str

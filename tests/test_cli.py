@@ -60,6 +60,7 @@ def test_run_page_contains_its_plots_and_loads_nothing(finished):
     assert len(html) < 6e6
 
 
+@pytest.mark.slow
 def test_run_and_resume_continue_a_run(finished):
     out, _ = finished
     before = read_lines(out / "small" / "metrics.jsonl")
@@ -88,6 +89,7 @@ def test_run_reports_wrong_arguments_in_one_line(arguments, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_run_names_a_run_after_its_parameters_and_keeps_the_page_of_a_failure(tmp_path):
     result = command("run", "-p", "agents", "no-such-set, ../my models/a", "--out", tmp_path, "--quiet")
     assert result.exit_code == 1 and "the notebook failed" in result.output, result.output

@@ -111,12 +111,13 @@ def benchmark(script):
     return script("boxed_math")
 
 
-def test_score_survives_a_storm_of_hostile_responses(benchmark):
+@pytest.mark.slow
+def test_score_returns_a_verdict_for_every_hostile_response(benchmark):
     """The full one, of 10,000, is `python benchmarks/boxed_math.py`."""
-    storm = benchmark.weather(120, timeout=0.3, workers=2)  # raises for an item that was at work longer
-    assert storm["different"] == sum(storm["statuses"].values()) == 120
-    assert set(storm["statuses"]) <= set(REWARD) and {"wrong", "no_answer"} < set(storm["statuses"])
-    assert 0 < storm["peak_memory_of_a_worker"] < workers.MEMORY_LIMIT
+    found = benchmark.judge_hostile(120, timeout=0.3, workers=2)  # raises for an item that was at work longer
+    assert found["different"] == sum(found["statuses"].values()) == 120
+    assert set(found["statuses"]) <= set(REWARD) and {"wrong", "no_answer"} < set(found["statuses"])
+    assert 0 < found["peak_memory_of_a_worker"] < workers.MEMORY_LIMIT
     assert boxed_math(r"\boxed{\frac{6}{14}}", r"\frac{3}{7}").status == "correct"
 
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def main() -> int:
-    """Kills, prints a line for each, and writes the JSON."""
+    """Kill the runs, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50, help="runs to kill")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
@@ -51,7 +51,7 @@ def main() -> int:
                 about = OTHERS[name](others)
             except (
                 RuntimeError
-            ) as fault:  # it could not be killed, or its undisturbed twin failed: the others are still tried
+            ) as fault:  # it could not be killed, or the undisturbed run failed; continue with the others
                 about = {"faults": [str(fault)]}
             report[name] = {**about, "seconds": round(time.perf_counter() - started, 1)}
             print(f"{name}: {about.get('skipped') or '; '.join(about['faults']) or 'the same end'}", flush=True)

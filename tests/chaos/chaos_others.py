@@ -19,11 +19,11 @@ from chaos_runs import differences
 from hacpo_kit.common.files import read_lines, write_json
 
 SMALL = {"steps": 6, "prompts_per_step": 4, "n": 4, "minibatch": 16, "test_size": 6, "eval_every": 2, "save_every": 2}
-SECONDS = 600  # for what takes some twenty where nothing else runs
+SECONDS = 600  # the commands take about twenty on a quiet machine
 
 
 def command(*arguments: str) -> subprocess.Popen:
-    """A running hacpo-kit command."""
+    """Start a hacpo-kit command; return its process."""
     code = "from hacpo_kit.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -32,7 +32,7 @@ def command(*arguments: str) -> subprocess.Popen:
 
 
 def until(what: Callable[[], Any], process: subprocess.Popen) -> None:
-    """Waits until something is true; raises RuntimeError if the process ends before, or it takes too long."""
+    """Wait until a condition is true; raises RuntimeError if the process ends first, and after a time limit."""
     end = time.monotonic() + SECONDS
     while not what():
         if process.poll() is not None:
@@ -43,12 +43,12 @@ def until(what: Callable[[], Any], process: subprocess.Popen) -> None:
 
 
 def lines(folder: Path) -> int:
-    """Lines of metrics so far."""
+    """Return the number of lines of metrics."""
     return len(read_lines(folder / "metrics.jsonl"))
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """True once none of them is left."""
+    """Return whether all processes have ended."""
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
@@ -63,7 +63,7 @@ def _finish(process: subprocess.Popen) -> list[str]:
 
 
 def undisturbed(work: Path) -> Path:
-    """The folder of an experiment that is not killed."""
+    """Return the folder of an experiment that is not killed."""
     if not (work / "whole.html").exists() and (faults := _finish(_experiment(work, "whole"))):
         raise RuntimeError(faults[0])
     return work / "whole"
@@ -117,7 +117,7 @@ SCRIPT = """
 import sys, hacpo_kit as hk
 config = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 given = hk.load_problems("arithmetic", split="train", size=50)
-# golds that are no plain integers: every answer is for the verifier's processes
+# golds that are not plain integers, so that every answer needs the verifier's processes
 problems = hk.load_problems([{"id": p.id, "prompt": p.prompt, "gold": f"\\\\frac{{{2 * int(p.gold)}}}{{2}}"} for p in given])
 agents = hk.load_agents("tiny-model-pair", device="cpu", **({"workers": "ray", "threads": 1} if sys.argv[2] == "ray" else {}))
 hk.train(agents, problems, config, 6, out=sys.argv[1], save_every=2, progress="off",
@@ -133,7 +133,7 @@ def _script(folder: Path, how: str) -> subprocess.Popen:
 
 
 def helpers(process: subprocess.Popen, mark: str) -> list[psutil.Process]:
-    """The processes below one whose command line has a mark."""
+    """Return the descendants of a process whose command line contains a mark."""
     found = []
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
@@ -151,7 +151,7 @@ def _alone(work: Path) -> Path:
 
 @contextlib.contextmanager
 def killing(process: subprocess.Popen, mark: str, most: int, every: float) -> Iterator[list[int]]:
-    """Kills a helper of a process as soon as there is one, and again every few seconds, up to `most`; a list of their numbers."""
+    """Kill a descendant of a process as soon as there is one, and again every few seconds, at most `most` times; return ids."""
     killed: list[int] = []
 
     def work() -> None:
@@ -173,7 +173,7 @@ def verifier(work: Path) -> dict[str, Any]:
     """A run whose verifier processes are killed, idle or at work, scores every rollout as an undisturbed run."""
     whole, folder = _alone(work), work / "verifier"
     process = _script(folder, "here")
-    # far enough apart for an answer to lose its process once and not twice
+    # an answer may lose its process once, but not twice
     with killing(process, "tasks.verifier", most=4, every=4.0) as killed:
         faults = _finish(process)
     if not killed:

@@ -28,7 +28,7 @@ from hacpo_kit.runs.experience import Experience, path_of, recorded_steps
 
 STEPS, EVERY = 6, 2
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
-# what a run is at work on: a name for the report, and the function that does it
+# phases of a run: the name in the report, and the function
 PHASES = {
     "checkpoint": (run_folder, "save_checkpoint"),
     "update": (training, "update"),
@@ -40,38 +40,38 @@ PHASES = {
     "experience": (Experience, "save"),
 }
 NAMES = list(PHASES)
-OTHER = "between"  # loading, advantages, callbacks, all that is no phase
+OTHER = "between"  # everything outside the phases: loading, advantages, callbacks
 
 
 def _cell(index: int) -> property:
-    """One number of a board."""
+    """Return a property for one number of a board."""
     return property(lambda board: board.cells[index], lambda board, value: board.cells.__setitem__(index, value))
 
 
 class Board:
-    """Numbers in memory that a run shares with the process that kills it: they outlive the run."""
+    """Numbers in memory that a run shares with the process that kills it."""
 
     def __init__(self):
         self.memory = mmap.mmap(-1, 4096)
         self.cells = np.frombuffer(self.memory, dtype=np.float64)
         self.begun, self.seconds = self.cells[8 : 8 + len(NAMES)], self.cells[32 : 32 + len(NAMES)]
 
-    phase = _cell(0)  # number of the phase at work, from 1; 0: none
+    phase = _cell(0)  # number of the current phase, from 1; 0: none
     saved = _cell(1)  # the last step with a checkpoint; −1: none
     first = _cell(2)  # the first step that was made; 0: none
 
     def clear(self) -> None:
-        """As before a run."""
+        """Set the numbers to those before a run."""
         self.cells[:] = 0
         self.saved = -1
 
     @property
     def at_work_on(self) -> str:
-        """The phase that was never left."""
+        """Return the phase that was started and did not end."""
         return NAMES[int(self.phase) - 1] if self.phase else OTHER
 
     def watch(self) -> None:
-        """From now on every phase of a run in this process is noted here."""
+        """Record every phase of a run in this process from now on."""
         for index, (where, name) in enumerate(PHASES.values()):
             setattr(where, name, self._noting(index, getattr(where, name)))
         save = run_folder.save_checkpoint
@@ -99,7 +99,7 @@ class Board:
 
 
 def start(folder: Path, board: Board, *, resume: bool = False) -> int:
-    """Begins a run, or goes on with one, in a process of its own; returns its number. What it prints goes to a file."""
+    """Start or resume a run in a separate process; return its id. Its output goes to a file."""
     board.clear()
     if pid := os.fork():  # torch and transformers, which take seconds to load, are shared
         return pid
@@ -135,12 +135,12 @@ def _train(folder: Path, board: Board, resume: bool) -> None:
 
 
 def wait(pid: int) -> int:
-    """The exit status of a process."""
+    """Return the exit status of a process."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def kill(pid: int, board: Board, phase: str, entry: int, later: float) -> bool:
-    """SIGKILL `later` seconds after a phase has begun for the `entry`-th time; False if the process ended before that."""
+    """Send SIGKILL `later` seconds after the `entry`-th start of a phase; return False if the process ended before."""
     index = NAMES.index(phase)
     while board.begun[index] < entry:
         if os.waitpid(pid, os.WNOHANG)[0]:
@@ -151,11 +151,11 @@ def kill(pid: int, board: Board, phase: str, entry: int, later: float) -> bool:
     return wait(pid) == -signal.SIGKILL
 
 
-# ── what a run folder has to look like ───────────────────────────────────────────────────────────────────────────
+# ── checks of a run folder ───────────────────────────────────────────────────────────────────────────
 
 
 def half_written(folder: Path) -> list[str]:
-    """Files that a reader could take for whole and that are not."""
+    """Return incomplete files that have the name of a complete one."""
     faults = []
     for path in (p for p in folder.rglob("*") if p.is_file() and not any(q.endswith(".tmp") for q in p.parts)):
         try:
@@ -176,15 +176,15 @@ def half_written(folder: Path) -> list[str]:
 
 
 def last_saved(folder: Path) -> int:
-    """The step of the newest checkpoint; −1 without one."""
+    """Return the step of the newest checkpoint; −1 without one."""
     found = checkpoints(folder)
     return step_of(found[-1]) if found else -1
 
 
 def after_the_kill(folder: Path, board: Board) -> list[str]:
-    """What is wrong with the folder of a killed run, before it goes on."""
+    """Return the faults in the folder of a killed run before it resumes."""
     faults, newest = half_written(folder), last_saved(folder)
-    # renamed and not yet noted is as good
+    # renamed but not yet recorded is complete too
     allowed = {board.saved} | ({board.saved + EVERY, EVERY} if board.at_work_on == "checkpoint" else set())
     if newest not in allowed:
         faults.append(f"the newest checkpoint is that of step {newest}, the last that was saved {board.saved:.0f}")
@@ -195,9 +195,9 @@ def after_the_kill(folder: Path, board: Board) -> list[str]:
 
 
 def differences(folder: Path, whole: Path, *, same_process: bool = True) -> list[str]:
-    """Where a finished run is not the undisturbed one: metrics, samples, experience, weights, optimisers, leftovers.
+    """Return how a finished run differs from the undisturbed one: metrics, samples, experience, weights, optimisers, files.
 
-    In processes of other kinds the state of unused random generators differs.
+    The state of unused random generators is compared only between processes of one kind.
     """
     faults = half_written(folder)
     faults += [f"{path.name} was left" for path in folder.rglob(".*.tmp")]
@@ -231,8 +231,8 @@ def _without_times(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def trials(count: int, work: Path, seed: int) -> dict[str, Any]:
-    """Kills `count` runs, each while another phase is aimed at in turn, and reports what became of them."""
-    for name in ("pandas", "pyarrow.parquet"):  # what every run loads, loaded once
+    """Kill `count` runs, each in another phase in turn, resume them, and report the results."""
+    for name in ("pandas", "pyarrow.parquet"):  # loaded once, because every run needs them
         importlib.import_module(name)
     hk.load_agents("tiny-model-pair", device="cpu")
     draw, board, whole = random.Random(seed), Board(), work / "whole"
@@ -249,9 +249,9 @@ def trials(count: int, work: Path, seed: int) -> dict[str, Any]:
         entry, share = draw.randint(1, int(begun[index])), draw.random()
         folder = work / f"run-{number:03d}"
         pid = start(folder, board)
-        # 0.7: a pass is sometimes faster than the undisturbed run's mean, and the moment then falls into what follows
+        # 0.7: a pass may be faster than the mean of the undisturbed run, and the kill would come after it
         if not kill(pid, board, phase, entry, 0.7 * share * seconds[index] / begun[index]):
-            shutil.rmtree(folder)  # it was over before the moment came, and would be over at once the next time
+            shutil.rmtree(folder)  # it had ended before the kill, and a resumed run would end at once
             continue
         row = {"aimed_at": phase, "entry": entry, "hit": board.at_work_on, "checkpoint": last_saved(folder)}
         row["metrics_until"] = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=-1)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = r"""
 import json, sys, tempfile, warnings
 from pathlib import Path

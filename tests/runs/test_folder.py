@@ -80,6 +80,7 @@ def test_folder_of_a_new_run_needs_agents_without_updates(whole_run, tmp_path):
         train(tmp_path / "new", pair=whole_run.agents)
 
 
+@pytest.mark.slow
 def test_folder_is_locked_until_its_process_ends(tmp_path):
     folder = tmp_path / "run"
     with another_process(folder) as process:
@@ -140,6 +141,7 @@ def test_folder_loses_what_a_killed_process_left_and_no_other_file(whole_run, co
     assert (copied_run / "metrics.jsonl").read_bytes().endswith(b"\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("space", "step"), [(100, 1), (100_000, 2)], ids=["lines", "checkpoint"])
 def test_folder_on_a_full_disk_ends_the_run_and_the_same_call_resumes(whole_run, tmp_path, space, step):
     folder, disk = tmp_path / "run", contextlib.ExitStack()
@@ -173,6 +175,7 @@ def test_folder_can_have_a_checkpoint_before_the_first_step(tmp_path):
     assert run.state.step == 1 and [line["step"] for line in run.history] == [0, 1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_after_the_step_with_a_checkpoint(whole_run, tmp_path):
     folder = tmp_path / "run"
     with another_process(folder) as process:

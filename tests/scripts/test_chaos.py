@@ -48,7 +48,7 @@ LAST = "checkpoints/step-000002"
 
 
 @pytest.mark.parametrize(
-    ("change", "told", "is_half"),
+    ("change", "message", "is_half"),
     [
         (lambda run: _shorter(run / "run.json", 9), "run.json", True),
         (lambda run: _shorter(path_of(run, 1)), "half a table", True),
@@ -61,11 +61,11 @@ LAST = "checkpoints/step-000002"
         (lambda run: (run / ".metrics.jsonl.0123abcd.tmp").write_text(""), "was left", False),
     ],
 )  # fmt: skip
-def test_the_comparison_sees(whole, tmp_path, change, told, is_half):
+def test_the_comparison_sees(whole, tmp_path, change, message, is_half):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     assert half_written(run) == differences(run, whole) == []
     change(run)
-    assert told in "; ".join(half_written(run) if is_half else differences(run, whole))
+    assert message in "; ".join(half_written(run) if is_half else differences(run, whole))
     if not is_half:
         assert half_written(run) == []

@@ -39,6 +39,7 @@ def batch_of(gpu, tiny):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*were cut at")
 def test_every_part_leaves_its_figures_in_the_file(gpu, tiny, tmp_path):
     report = gpu.measure(CPU, tiny, tmp_path / "gpu.json", small=True)

