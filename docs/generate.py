@@ -237,15 +237,15 @@ def _update_memory() -> list[dict[str, str]]:
 
 def _verifier() -> list[dict[str, str]]:
     found = _report("boxed_math")
-    rate, found = found["answers_per_second"], found["hostile"]
+    rate, hostile = found["answers_per_second"], found["hostile"]
     fast = f"{rate['gsm8k']:,.0f} GSM8K-like, {rate['math']:,.0f} MATH-like"
-    hostile = (
-        f"all get a verdict ({found['statuses']['timeout']} `timeout`, {found['statuses']['error']} `error`); at most "
-        f"{found['longest_seconds_at_work']:.2f} s on one, limit {found['timeout']:g} s"
+    verdicts = (
+        f"all get a verdict ({hostile['statuses']['timeout']} `timeout`, {hostile['statuses']['error']} `error`); at most "
+        f"{hostile['longest_seconds_at_work']:.2f} s on one, limit {hostile['timeout']:g} s"
     )
     return [
         _row(f"verified answers/s, {found['workers']} workers", fast, "`benchmarks/boxed_math.py`"),
-        _row(f"{found['responses']:,} hostile responses", hostile, "`benchmarks/boxed_math.py`"),
+        _row(f"{hostile['responses']:,} hostile responses", verdicts, "`benchmarks/boxed_math.py`"),
     ]
 
 
