@@ -15,6 +15,7 @@ from hacpo_kit.tasks.notation import (
     based_numeral,
     clock,
     list_elements,
+    long_words,
     option,
     rational,
     split_outside,
@@ -207,8 +208,10 @@ def _lists(answer: str, gold: str) -> bool | None:
 
 
 def _texts_only(answer: str, gold: str) -> bool | None:
-    # The parser drops the dots of an ellipsis, and reads \angle ABC as a product: only equal text is correct
-    return False if _TEXT_ONLY.search(answer) or _TEXT_ONLY.search(gold) else None
+    # The parser drops the dots of an ellipsis, and reads \angle ABC and June 20 as products: only equal text is correct
+    if _TEXT_ONLY.search(answer) or _TEXT_ONLY.search(gold):
+        return False
+    return None if set(long_words(split_unit(gold)[0])) <= set(long_words(answer)) else False
 
 
 def _words(answer: str, gold: str) -> bool | None:

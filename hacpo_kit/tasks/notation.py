@@ -139,6 +139,12 @@ def without_name(elements: list[str]) -> tuple[str | None, list[str]]:
     return None, elements
 
 
+def long_words(text: str) -> list[str]:
+    """Return the words of at least four letters outside commands, in lower case; no product of variables is that long."""
+    letters = re.sub(r"\\(?:begin|end)\s*\{\w+\}|\\[A-Za-z]+", " ", text)
+    return re.findall(r"[a-z]{4,}", letters.casefold())
+
+
 def word(text: str) -> tuple[str, bool] | None:
     r"""Return the word in `\text{...}` or in letters without markup, and whether it had the markup; None for other text.
 

@@ -26,10 +26,11 @@ _FACTORS = {
 # words that change a number in other ways: what they mean is not computed
 _OPERATION = re.compile(
     r"squared|cubed|factorials?|inverse|powers?|root|times|plus|minus|negative|over|less|more|fewer|short|mod|modulo|or|and|not"
-    r"|to|below|above|off|pairs?|gross|couple|double|triple|twice|percentage|choose|nd|st|halved|doubled|tripled|at|least|most",
+    r"|to|below|above|off|pairs?|gross|couple|double|triple|twice|percentage|choose|nd|st"
+    r"|mille|permille|halved|doubled|tripled|at|least|most",
     re.IGNORECASE,
 )
-_WORD = r"(?P<word>[A-Za-z¢]{2,}[A-Za-z ./^\d-]*|[b-df-hj-zA-Z¢](?:[ ./^-][A-Za-z ./^\d-]*)?)"
+_WORD = r"(?P<word>[A-Za-z¢]{2,}[A-Za-z ./^\d-]*|[b-df-hjl-moq-wA-Z¢](?:[ ./^-][A-Za-z ./^\d-]*)?)"
 _BARE = "[A-Za-z]{3,}(?: [A-Za-z]+)*|cm|mm|km|kg|mg|ml|ft|in|lb|oz|hr|(?:m|km|ft|mi)/(?:s|h|hr|min)"
 _PATTERNS = (
     # \text{ cm}^2 after anything with a number or a command in it; not \mathrm{e}, \mathrm{i}

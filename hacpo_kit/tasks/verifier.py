@@ -26,7 +26,7 @@ from hacpo_kit.tasks.boxes import MAX_CHARS, brace_depths, integer
 from hacpo_kit.tasks.cleaning import clean
 from hacpo_kit.tasks.comparison import same
 from hacpo_kit.tasks.expressions import parse
-from hacpo_kit.tasks.notation import based_numeral, clock, list_elements, rational, word
+from hacpo_kit.tasks.notation import based_numeral, clock, list_elements, long_words, rational, word
 from hacpo_kit.tasks.relations import condition
 from hacpo_kit.tasks.values import value_at
 
@@ -77,9 +77,8 @@ def _usable(text: str) -> bool:
     text = condition(text)
     if rational(text) is not None or integer(text) is not None or based_numeral(text) or word(text) or clock(text):
         return True
-    letters = re.sub(r"\\(?:begin|end)\s*\{\w+\}|\\[A-Za-z]+", " ", text)
-    if r"\ldots" in text or re.search(r"[A-Za-z]{4,}|[^\x00-\x7f]", letters):  # compared as text only
-        return bool(re.search(r"\w", letters))
+    if r"\ldots" in text or long_words(text) or not text.isascii():  # compared as text only
+        return bool(re.search(r"\w", text))
     if elements := list_elements(text):
         return all(_usable(element) for element in elements[1])
     return parse(re.sub(r"\s*\\?%$", "", text)) is not None

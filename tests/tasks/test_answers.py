@@ -82,6 +82,22 @@ def test_compare_keeps_the_marks_that_the_parser_drops(matrix, x, y):
 
 
 @properties
+@given(st.sampled_from(["Alice", "True", "June"]), st.integers(0, 4), st.integers(2, 31))
+def test_compare_letters_and_digits_are_no_product(name, place, number):
+    assert unequal(f"{name[:place]}{number}{name[place:]}", name)
+    dated = rf"\text{{{name} {number}}}"
+    assert equal(f"{name} {number}", dated) and unequal(f"{name[::-1]} {number}", dated)
+
+
+@properties
+@given(st.integers(2, 99), st.sampled_from(["red", "blue"]))
+def test_compare_ignores_colours_and_reads_factors(n, colour):
+    assert equal(rf"\color{{{colour}}}{{{n}}}", str(n)) and equal(rf"\textcolor{{{colour}}}{{{n}}}", str(n))
+    assert unequal(rf"{n}\text{{ per mille}}", str(n)) and unequal(rf"{n}\text{{x}}", str(n))
+    assert equal(f"sqrt({n})", rf"\sqrt{{{n}}}") and equal(rf"\sqrt{{{n}}}", f"sqrt({n})")
+
+
+@properties
 @given(st.permutations("EDACB"), st.permutations("EDACB"))
 def test_compare_letters_are_a_word_and_no_product(left, right):
     left, right = "".join(left), "".join(right)
