@@ -13,16 +13,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hacpo_kit.common.seeds import derive_seed
 from hacpo_kit.config import Config
-from hacpo_kit.records import Batch, Pool
-from hacpo_kit.sharing import comparable_rollouts, encode_for, solved_prompts
+from hacpo_kit.records import Batch, Pool, Rollout
+from hacpo_kit.sharing import (
+    STD_GUARD,
+    comparable_rollouts,
+    drawn_peers,
+    encode_for,
+    solved_prompts,
+    source_advantages,
+)
 
 if TYPE_CHECKING:
     from hacpo_kit.models.agents import Agent
 
 FLOOR = 1e-8  # smallest P̂ in a ratio; prevents division by zero for an agent whose mean reward is 0
 OMEGA_MIN, OMEGA_MAX = 0.1, 10.0
-STD_GUARD = 1e-6  # added to σ_joint
 
 
 # ── capability ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -224,24 +231,20 @@ def advantage(pool: Pool, agent: Agent, capability: Mapping[str, float], config:
     positions, excluded = comparable_rollouts(pool, agent.name, capability, config)
     rollouts = [pool.rollouts[i] for i in positions]
 
-    # A(k)(y) of every rollout y (eqs. 6-7)
-    advantages = group_advantages(
-        torch.tensor([r.reward for r in rollouts], dtype=torch.float64),
-        [r.problem for r in rollouts],
-        [r.source for r in rollouts],
-        agent.name,
-        capability,
-        capability_baseline=config.capability_baseline,
-        binary_guard=config.binary_guard,
-        cross_baseline=config.cross_baseline,
-    ).advantages.float()
+    # A(k)(y) of every rollout y (eqs. 6-7), or that of its source
+    advantages = _advantages(rollouts, agent.name, capability, config).float()
     solved = solved_prompts(rollouts, agent.name) if config.exclude_solved else set()
     advantages[[r.problem in solved for r in rollouts]] = 0.0
     # weight ω(j, k) of a peer rollout: a stronger source counts more (eq. 10)
-    peers = {r.source for r in rollouts} - {agent.name} if config.discrepancy else set()
-    omega = {source: capability_ratio(capability, source, agent.name) for source in peers}
+    omega = _peer_weights({r.source for r in rollouts} - {agent.name}, agent.name, capability, config)
 
-    tokens = encode_for(agent, pool, rollouts, config.count_eos)
+    seed = derive_seed("peers", config.seed, pool.updates.get(agent.name, 0))
+    drawn = drawn_peers(rollouts, agent.name, config, seed=seed)
+    tokens: list = ["not_drawn"] * len(rollouts)
+    for row, ids in zip(
+        drawn, encode_for(agent, pool, [rollouts[row] for row in drawn], config.count_eos), strict=True
+    ):
+        tokens[row] = ids
     kept = [row for row, ids in enumerate(tokens) if not isinstance(ids, str)]
     own = [rollouts[row].source == agent.name for row in kept]
     means = [rollouts[row].mean_logp(config.count_eos or is_own) for row, is_own in zip(kept, own, strict=True)]
@@ -258,6 +261,41 @@ def advantage(pool: Pool, agent: Agent, capability: Mapping[str, float], config:
         excluded={**excluded, **Counter(reason for reason in tokens if isinstance(reason, str))},
         solved_prompts=len(solved),
     )
+
+
+def _advantages(
+    rollouts: Sequence[Rollout], learner: str, capability: Mapping[str, float], config: Config
+) -> Float[Tensor, "rollout"]:
+    """Return the advantage of every rollout of a learner's selection."""
+    rewards = torch.tensor([r.reward for r in rollouts], dtype=torch.float64)
+    if config.peer_update in ("hacpo", "own"):
+        return group_advantages(
+            rewards,
+            [r.problem for r in rollouts],
+            [r.source for r in rollouts],
+            learner,
+            capability,
+            capability_baseline=config.capability_baseline,
+            binary_guard=config.binary_guard,
+            cross_baseline=config.cross_baseline,
+        ).advantages
+    groups: dict[tuple[str, str], list[int]] = {}
+    for row, r in enumerate(rollouts):
+        groups.setdefault((r.problem, r.source), []).append(row)
+    advantages = torch.empty_like(rewards)
+    for (_, source), rows in groups.items():
+        likelihood = config.peer_update == "nll" and source != learner  # which has no advantage
+        advantages[rows] = 1.0 if likelihood else source_advantages(rewards[rows])
+    return advantages
+
+
+def _peer_weights(peers: set[str], learner: str, capability: Mapping[str, float], config: Config) -> dict[str, float]:
+    """Return the weight of each peer's rollouts: ω(source, learner) (eq. 10), λ, or 1 until the gate replaces it."""
+    if config.peer_update == "nll":
+        return dict.fromkeys(peers, config.nll_weight)
+    if config.peer_update == "gated" or not config.discrepancy:
+        return dict.fromkeys(peers, 1.0)
+    return {source: capability_ratio(capability, source, learner) for source in peers}
 
 
 def _check_scored(pool: Pool) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, TypeAdapter, Validation
 
 from hacpo_kit.common.files import read_json
 
-VERSION = 2  # of the stored form; another version is refused
+VERSION = 3  # of the stored form; another version is refused
 
 
 def _setting(default: Any, meaning: str, *, unit: str = "–", source: str = "", **limits: Any) -> Any:
@@ -29,15 +29,32 @@ class Config(BaseModel):
 
     Raises TypeError for an unknown setting, ValueError for a value that the setting does not take.
 
-    >>> Config.preset("gspo").sources, Config.preset("hacpo", alpha=2).alpha
-    ('own', 2.0)
+    >>> Config.preset("gspo").share, Config.preset("hacpo", alpha=2).alpha
+    ('none', 2.0)
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
-    # Which rollouts a learner uses
+    # Which peer rollouts a learner takes, and how it learns from them
     method: str = _setting("hacpo", "name of the method in tables and legends")
-    sources: Literal["all", "own"] = _setting("all", "agents whose rollouts a learner uses")
+    share: Literal["none", "all", "rescue", "rescue_any"] = _setting(
+        "all",
+        "peer rollouts that a learner takes: none, all, or a peer's group for problems on which all own rollouts fail and the "
+        "peer's succeed in part (rescue, balanced between agents) or also entirely (rescue_any)",
+    )
+    peer_update: Literal["hacpo", "own", "gated", "nll"] = _setting(
+        "hacpo",
+        "how a learner uses peer rollouts: HACPO's objective, as own ones, gated by s with the source's advantages (GRAFT), "
+        "or the negative log-likelihood of one correct rollout (SGT)",
+        source="eqs. 12-14",
+    )
+    max_peer: int = _setting(0, "peer rollouts that a learner takes for a problem, drawn at random; 0: no limit", ge=0)
+    floor: float = _setting(0.8, "gated: peer rollouts with s at or below it are excluded", source="GRAFT", ge=0)
+    nll_weight: float = _setting(0.1, "nll: weight of the negative log-likelihood, λ", source="SGT", ge=0)
+    mask_negative: float = _setting(
+        math.inf, "exclude peer rollouts with A < 0 and −log s above it; inf: none", unit="nats", source="F-TIS", ge=0,
+        allow_inf_nan=True,
+    )  # fmt: skip
     seed: int = _setting(0, "seed of the run; every random choice is derived from it")
 
     # Rollout
@@ -66,8 +83,8 @@ class Config(BaseModel):
 
     # Importance ratio and clipping
     ratio: Literal["sequence", "token"] = _setting("sequence", "level of the importance ratio", source="eq. 11")
-    peer_update: Literal["hacpo", "own"] = _setting(
-        "hacpo", "objective of peer rollouts: HACPO's, or the same as for own rollouts", source="eqs. 12-14"
+    loss_mean: Literal["rollout", "token"] = _setting(
+        "rollout", "mean of a token-level objective: within each rollout first, or over all tokens of a mini-batch"
     )
     alpha: float = _setting(
         1.0, "exponent of the stop-gradient ratio that weights a peer rollout, α", source="eq. 12", ge=0
@@ -87,6 +104,7 @@ class Config(BaseModel):
 
     # Optimiser
     minibatch: int = _setting(128, "rollouts in one optimiser update", unit="rollouts", ge=1)
+    updates_factor: int = _setting(1, "divides minibatch, and so multiplies the updates; 2 in gspo_updates_x2", ge=1)
     equal_updates: bool = _setting(
         False, "larger mini-batches, so that sharing does not change the number of updates in a step", source="ours"
     )
@@ -121,12 +139,17 @@ class Config(BaseModel):
         return _python_number(value)
 
     @model_validator(mode="after")
-    def _comparable_tokens(self) -> Config:
-        if self.ratio == "token" and self.sources == "all":
+    def _combination(self) -> Config:
+        token_level = self.peer_update in ("gated", "nll")
+        if self.ratio == "token" and self.share != "none" and not token_level:
             raise ValueError(
-                "ratio='token' needs sources='own', because tokens of two tokenizers do not correspond one to one; "
-                "set ratio='sequence' to share rollouts"
+                f"ratio='token' with peer_update={self.peer_update!r} needs share='none', because tokens of two tokenizers do "
+                "not correspond one to one; set ratio='sequence', or peer_update='gated' or 'nll'"
             )
+        if self.ratio == "sequence" and token_level:
+            raise ValueError(f"peer_update={self.peer_update!r} is a token-level objective; set ratio='token'")
+        if self.ratio == "sequence" and self.loss_mean == "token":
+            raise ValueError("loss_mean='token' is the mean of a token-level objective; set ratio='token'")
         return self
 
     @property
@@ -196,12 +219,20 @@ class Config(BaseModel):
         return pd.DataFrame(rows).set_index("setting")
 
 
-_OWN = {"sources": "own"}
+_OWN = {"share": "none"}
+_TOKEN = {"ratio": "token", "eps_low": 0.2, "eps_high": 0.28}
+_TOKEN_MEAN = {**_TOKEN, "loss_mean": "token"}
 METHODS: dict[str, dict[str, Any]] = {
     "hacpo": {},
+    "hacpo_v2": {"window": 1},
     "gspo": _OWN,
     "gspo_x2": {**_OWN, "oversample": 2},
-    "grpo": {**_OWN, "ratio": "token", "eps_low": 0.2, "eps_high": 0.28},
+    "gspo_updates_x2": {**_OWN, "updates_factor": 2},
+    "grpo": {**_OWN, **_TOKEN},
+    "graft": {**_TOKEN_MEAN, "share": "rescue", "peer_update": "gated", "minibatch_order": "own_first"},
+    "sgt": {**_TOKEN_MEAN, "share": "rescue_any", "peer_update": "nll"},
+    "sgt_gated": {**_TOKEN_MEAN, "share": "rescue_any", "peer_update": "gated", "minibatch_order": "own_first"},
+    "hacpo_rescue": {"share": "rescue"},
     "naive": {"capability_baseline": False, "discrepancy": False, "peer_update": "own"},
     # ours, not the paper's: sharing adds rollouts to each update instead of updates to each step
     "hacpo_equal": {"equal_updates": True},

@@ -166,16 +166,22 @@ def sequence_objective(
     return torch.where(own, own_objective, peer_objective), torch.where(own, own_clipped, peer_clipped)
 
 
-def grpo_loss(
+class TokenTerms(NamedTuple):
+    """The token-level objective before any mean; one entry per rollout."""
+
+    total: Float[Tensor, "rollout"]  # sum over the rollout's tokens
+    ratio: Float[Tensor, "rollout"]  # geometric mean of the token ratios
+    clipped: Bool[Tensor, "rollout"]  # at least one token is clipped
+
+
+def token_terms(
     logp: Float[Tensor, "rollout token"],
     old_logp: Float[Tensor, "rollout token"],
     mask: Bool[Tensor, "rollout token"],
     advantages: Float[Tensor, "rollout"],
     config: Config,
-) -> LossOutput:
-    """Return the token-level clipped loss of GRPO: mean over the tokens of a rollout, then over rollouts (own ones only).
-
-    `ratio` is the geometric mean of a rollout's token ratios; `clipped` marks rollouts with at least one clipped token.
+) -> TokenTerms:
+    """Return Σ_t min(ρ_t·A, clip(ρ_t)·A) of each rollout, with ρ the ratio of the learner to its own old policy.
 
     Raises ValueError if the shapes disagree or a rollout has no tokens.
     """
@@ -184,11 +190,58 @@ def grpo_loss(
     a = _rows(advantages, logp, "advantages")[:, None]
     log_ratio = torch.where(mask, logp - old_logp, 0.0)
     r = log_ratio.exp()
-    # min(r_t·A, clip(r_t, 1 − ε_low, 1 + ε_high)·A), averaged over t
     low, high = 1 - config.eps_low, 1 + config.eps_high
-    objective = token_mean(torch.minimum(r * a, r.clamp(low, high) * a), mask)
+    total = torch.where(mask, torch.minimum(r * a, r.clamp(low, high) * a), 0.0).sum(-1)
     clipped = (((r > high) & (a > 0)) | ((r < low) & (a < 0))) & mask
-    return LossOutput(-objective.mean(), objective, token_mean(log_ratio, mask).exp(), clipped.any(-1))
+    return TokenTerms(total, token_mean(log_ratio, mask).exp(), clipped.any(-1))
+
+
+def grpo_loss(
+    logp: Float[Tensor, "rollout token"],
+    old_logp: Float[Tensor, "rollout token"],
+    mask: Bool[Tensor, "rollout token"],
+    advantages: Float[Tensor, "rollout"],
+    config: Config,
+) -> LossOutput:
+    """Return the token-level clipped loss of GRPO: mean over the tokens of a rollout, then over rollouts.
+
+    `ratio` is the geometric mean of a rollout's token ratios; `clipped` marks rollouts with at least one clipped token.
+
+    Raises ValueError if the shapes disagree or a rollout has no tokens.
+    """
+    terms = token_terms(logp, old_logp, mask, advantages, config)
+    objective = terms.total / mask.sum(-1)
+    return LossOutput(-objective.mean(), objective, terms.ratio, terms.clipped)
+
+
+def token_loss(
+    logp: Float[Tensor, "rollout token"],
+    old_logp: Float[Tensor, "rollout token"],
+    mask: Bool[Tensor, "rollout token"],
+    advantages: Float[Tensor, "rollout"],
+    weights: Float[Tensor, "rollout"],
+    config: Config,
+) -> LossOutput:
+    """Return the token-level clipped loss with one weight for each rollout and the mean over all tokens (GRAFT, eqs. 6-10).
+
+    −Σ_j w_j Σ_t min(ρA, clip(ρ)A) / Σ_j |o_j|. Rollouts with weight 0 count in the denominator.
+
+    Raises ValueError if the shapes disagree or a rollout has no tokens.
+    """
+    terms = token_terms(logp, old_logp, mask, advantages, config)
+    objective = _rows(weights, logp, "weights") * terms.total * (len(mask) / int(mask.sum()))
+    return LossOutput(-objective.mean(), objective, terms.ratio, terms.clipped)
+
+
+def nll_loss(
+    logp: Float[Tensor, "rollout token"], mask: Bool[Tensor, "rollout token"], weight: float
+) -> Float[Tensor, ""]:
+    """Return the weighted negative log-likelihood, averaged over all tokens (SGT).
+
+    >>> nll_loss(torch.tensor([[-1.0, -3.0]]), torch.tensor([[True, True]]), 0.1)
+    tensor(0.2000)
+    """
+    return -weight * torch.where(mask, logp, 0.0).sum() / mask.sum()
 
 
 def kl_to_reference(

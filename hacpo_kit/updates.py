@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,18 @@ from hacpo_kit.config import Config
 from hacpo_kit.models.agents import Agent
 from hacpo_kit.models.faults import memory_advice, not_finite, pass_memory_advice
 from hacpo_kit.models.passes import microbatches
-from hacpo_kit.objective import grpo_loss, hacpo_loss, kl_to_reference, lower_bound, token_mean
+from hacpo_kit.objective import (
+    LossOutput,
+    TokenTerms,
+    hacpo_loss,
+    kl_to_reference,
+    lower_bound,
+    sequence_ratio,
+    token_mean,
+    token_terms,
+)
 from hacpo_kit.records import Batch, MiniBatch, StepStats
+from hacpo_kit.sharing import gate
 
 
 def update(
@@ -46,11 +57,12 @@ def _update(
         warnings.warn(f"agent {agent.name!r} has no rollouts to train on: {dict(batch.excluded)}", stacklevel=3)
         return StepStats(agent.name, (), batch.excluded, sources, agent.transfer_costs())
     seed = derive_seed("order", config.seed, agent.name, agent.updates)
-    parts = [batch.part(rows) for rows in minibatches(batch.own, config, seed=seed)]
-    _warn_if_range_closes(agent, parts, config)
     done = []
     with agent.on_device("weights", "optimizer", "reference"):
-        old = _old_logps(agent, parts, config)
+        batch, of_peers = weighted_peers(agent, batch, config)
+        parts = [batch.part(rows) for rows in minibatches(batch.own, config, seed=seed)]
+        _warn_if_range_closes(agent, parts, config)
+        old = _old_logps(agent, parts, config, of_peers)
         for m, part in enumerate(parts):
             if before is not None:
                 before(m, part)
@@ -63,28 +75,61 @@ def check_batch(agent: Agent, batch: Batch, config: Config) -> None:
     """Raise ValueError for a batch of another learner, and for peer rollouts with a token-level ratio."""
     if batch.learner != agent.name:
         raise ValueError(f"this is the batch of {batch.learner!r}, not of {agent.name!r}")
-    if config.ratio == "token" and not batch.own.all():
+    if config.ratio == "token" and config.share == "none" and not batch.own.all():
         raise ValueError(
-            "ratio='token' cannot use the peer rollouts of this batch, because their sources' tokens are not the learner's; "
-            "build the batch with the config of this update"
+            "share='none' cannot use the peer rollouts of this batch; build the batch with the config of this update"
         )
 
 
 def minibatches(own: Bool[Tensor, "rollout"], config: Config, *, seed: int) -> list[list[int]]:
     """Return shuffled rows in mini-batches of nearly equal size, at most `config.minibatch` rollouts each.
 
-    With `equal_updates` this limit grows with the share of peer rollouts, and their number stays as without peers.
+    With `equal_updates` this limit grows with the share of peer rollouts, and their number stays as without peers. With the
+    negative log-likelihood the mini-batches are those without peers, among which peer rollouts are distributed.
     """
-    size = config.minibatch
+    size = math.ceil(config.minibatch / config.updates_factor)
     if config.equal_updates and own.any():
         count_alone = math.ceil(int(own.sum()) / size)
         size = math.ceil(len(own) / count_alone)
     shuffled = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed)).tolist()
-    groups = [shuffled]
-    if config.minibatch_order == "own_first":
-        groups = [[i for i in shuffled if own[i]], [i for i in shuffled if not own[i]]]
+    own_rows, peer_rows = [i for i in shuffled if own[i]], [i for i in shuffled if not own[i]]
+    if config.peer_update == "nll" and own_rows:
+        parts = _split(own_rows, math.ceil(len(own_rows) / size))
+        return [[*rows, *peers] for rows, peers in zip(parts, _split(peer_rows, len(parts)), strict=True)]
+    groups = [own_rows, peer_rows] if config.minibatch_order == "own_first" else [shuffled]
+    return [rows for group in groups if group for rows in _split(group, math.ceil(len(group) / size))]
+
+
+def _split(rows: list[int], count: int) -> list[list[int]]:
     # nearly equal sizes: a small remainder would make a full optimiser step on few rollouts
-    return [rows.tolist() for group in groups if group for rows in np.array_split(group, math.ceil(len(group) / size))]
+    return [part.tolist() for part in np.array_split(np.array(rows, int), count)]
+
+
+@torch.no_grad()
+def weighted_peers(agent: Agent, batch: Batch, config: Config) -> tuple[Batch, dict[int, Tensor]]:
+    """Return the batch with the gate's weights and without masked peer rollouts, and the learner's log-probabilities of them.
+
+    Both depend on the ratio s of learner to source before the step's first update. The log-probabilities, by position in the
+    pool, are those of the learner's old policy. Excluded: "below_floor" (gated), "masked" (A < 0 and −log s > mask_negative).
+    """
+    gated, masks = config.peer_update == "gated", config.mask_negative < math.inf
+    rows = [i for i in range(len(batch)) if not batch.own[i] and (gated or (masks and batch.advantages[i] < 0))]
+    if not rows:
+        return batch, {}
+    s, old = torch.ones(len(batch)), {}
+    for micro in _passes(agent, batch, rows, config):
+        ids = batch.tokens(micro)
+        with pass_memory_advice(agent, "scoring", *ids, config.microbatch_tokens):
+            logp, mask = agent.logprobs(*ids, temperature=batch.pool.temperature)
+        means = batch.source_mean_logp[micro].to(logp.device, logp.dtype)
+        s[micro] = sequence_ratio(logp, mask, means).cpu().float()
+        old |= {batch.index[i]: row[: len(ids[1][k])] for k, (i, row) in enumerate(zip(micro, logp, strict=True))}
+    masked = ~batch.own & (batch.advantages < 0) & (-s.log() > config.mask_negative)
+    weights = torch.where(batch.own, batch.weights, gate(s, config.floor)) if gated else batch.weights
+    dropped = {"masked": masked, "below_floor": ~batch.own & ~masked & (weights == 0) & gated}
+    kept = [i for i in range(len(batch)) if not any(hit[i] for hit in dropped.values())]
+    excluded = {**batch.excluded, **{reason: int(hit.sum()) for reason, hit in dropped.items() if hit.any()}}
+    return replace(replace(batch, weights=weights).part(kept), excluded=excluded), old
 
 
 # ── one update ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -186,19 +231,19 @@ def objective_of(
     own_rows = [k for k, i in enumerate(rows) if batch.own[i]]
     if old is not None or config.ratio == "token":
         old_logp = logp.detach().clone()  # in the shape of logp, so that means over both are rounded in the same way
-        for k in own_rows:
-            index = batch.index[rows[k]]
-            values = torch.from_numpy(batch.pool.rollouts[index].logps) if old is None else old.get(index)
+        for k, i in enumerate(rows):
+            values = _recorded(batch, i) if old is None else old.get(batch.index[i])
             if values is not None:
                 old_logp[k, : len(values)] = values.to(**at)
-    advantages = batch.advantages[rows].to(**at)
+    columns = (batch.source_mean_logp, batch.advantages, batch.weights)
+    source_mean_logp, advantages, weights = (values[rows].to(**at) for values in columns)
+    own = batch.own[rows].to(logp.device)
     if config.ratio == "token":
-        out = grpo_loss(logp, old_logp, mask, advantages, config)
+        terms = token_terms(logp, old_logp, mask, advantages, config)
+        out = _of_tokens(terms, logp, mask, source_mean_logp, weights, own, batch, config)
     else:
-        source_mean_logp, weights = batch.source_mean_logp[rows].to(**at), batch.weights[rows].to(**at)
         if old is not None:
             source_mean_logp[own_rows] = token_mean(old_logp, mask)[own_rows]
-        own = batch.own[rows].to(logp.device)
         out = hacpo_loss(logp, mask, source_mean_logp, advantages, weights, own, updates_made, config)
     kl = None
     if config.beta > 0 and own_rows:
@@ -211,6 +256,42 @@ def objective_of(
     return PassResult(out.objective, out.ratio, out.clipped, kl)
 
 
+def _of_tokens(
+    terms: TokenTerms,
+    logp: Tensor,
+    mask: Tensor,
+    source_mean_logp: Tensor,
+    weights: Tensor,
+    own: Tensor,
+    batch: Batch,
+    config: Config,
+) -> LossOutput:
+    """Return the token-level objective of some rows, so that the loss is −1/N · Σ objective over the mini-batch.
+
+    Policy rollouts are averaged as `loss_mean` says; peer rollouts with a negative log-likelihood over their own tokens.
+    """
+    likelihood = ~own & (config.peer_update == "nll")
+    kinds = (batch.own, ~batch.own) if config.peer_update == "nll" else (torch.ones_like(batch.own), ~batch.own)
+    lengths = torch.tensor([len(ids) for ids in batch.response_ids])
+    policy_tokens, likelihood_tokens = (int(lengths[kind].sum()) for kind in kinds)
+    n, policy = len(batch), int(kinds[0].sum())
+    # rollout mean: Σ_t / |o_j| / N_policy; token mean: Σ_t / T_policy
+    share = (
+        mask.sum(-1) * (policy / n) if config.loss_mean == "rollout" else torch.full_like(weights, policy_tokens / n)
+    )
+    share = torch.where(likelihood, likelihood_tokens / n, share)
+    total = torch.where(likelihood, torch.where(mask, logp, 0.0).sum(-1), terms.total)
+    objective = weights * total / share
+    # of a peer rollout the ratio of learner to source is recorded
+    s = torch.where(own, terms.ratio, (token_mean(logp, mask) - source_mean_logp).exp())
+    return LossOutput(-objective.mean(), objective, s, terms.clipped & ~likelihood)
+
+
+def _recorded(batch: Batch, row: int) -> Tensor | None:
+    """Return the recorded log-probabilities of an own rollout; None for a peer's, which belong to other tokens."""
+    return torch.from_numpy(batch.pool.rollouts[batch.index[row]].logps) if batch.own[row] else None
+
+
 # ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -221,11 +302,12 @@ def _by_gradient(agent: Agent, batch: Batch, m: int, config: Config) -> tuple[li
     rollouts or more and, after the first mini-batch, for half of the own. A token-level clip leaves the gradient of other
     tokens. In half precision an own ratio is exact only in the passes that computed the old log-probabilities.
     """
-    unclipped = m == 0 or agent.half_precision or config.ratio == "token"
+    of_tokens = config.ratio == "token"
+    unclipped = m == 0 or agent.half_precision or of_tokens
     certain, doubtful = [], []
     for i in range(len(batch)):
-        contributes = config.beta > 0 or (unclipped and bool(batch.advantages[i] != 0))
-        (certain if batch.own[i] and contributes else doubtful).append(i)
+        contributes = (config.beta > 0 and bool(batch.own[i])) or (unclipped and bool(batch.advantages[i] != 0))
+        (certain if (batch.own[i] or of_tokens) and contributes else doubtful).append(i)
     return certain, doubtful
 
 
@@ -240,8 +322,12 @@ def _passes(agent: Agent, batch: Batch, rows: list[int], config: Config) -> Iter
 
 
 @torch.no_grad()
-def _old_logps(agent: Agent, parts: Sequence[Batch], config: Config) -> dict[int, Tensor] | None:
+def _old_logps(
+    agent: Agent, parts: Sequence[Batch], config: Config, of_peers: Mapping[int, Tensor]
+) -> dict[int, Tensor | None] | None:
     """Return log-probabilities of own rollouts before any update, by position in the pool, from the passes of the update.
+
+    `of_peers` has those of peer rollouts, for the gated objective.
 
     In half precision a mean log-probability changes by a percent with the shape of the pass, far beyond the own clipping
     range of a few 1e-4: a ratio to the recorded values would clip rollouts for their rounding. The same pass rounds equally.
@@ -249,8 +335,9 @@ def _old_logps(agent: Agent, parts: Sequence[Batch], config: Config) -> dict[int
     and if the agent has changed since it sampled the rollouts.
     """
     if not agent.half_precision or parts[0].pool.updates.get(agent.name) != agent.updates:
-        return None
-    old: dict[int, Tensor] = {}
+        recorded = {part.index[i]: _recorded(part, i) for part in parts for i in range(len(part))} if of_peers else None
+        return None if recorded is None else {**recorded, **of_peers}
+    old = dict(of_peers)
     for m, part in enumerate(parts[1:], start=1):
         for group in _by_gradient(agent, part, m, config):
             for rows in _passes(agent, part, group, config):

@@ -22,9 +22,9 @@ NAMES = list(hk.Config.model_fields)
     ("method", "settings"),
     [
         ("hacpo", {}),
-        ("gspo", {"sources": "own"}),
-        ("gspo_x2", {"sources": "own", "oversample": 2}),
-        ("grpo", {"sources": "own", "ratio": "token", "eps_low": 0.2, "eps_high": 0.28}),
+        ("gspo", {"share": "none"}),
+        ("gspo_x2", {"share": "none", "oversample": 2}),
+        ("grpo", {"share": "none", "ratio": "token", "eps_low": 0.2, "eps_high": 0.28}),
         ("naive", {"capability_baseline": False, "discrepancy": False, "peer_update": "own"}),
         ("no_capability_baseline", {"capability_baseline": False}),
         ("no_discrepancy", {"discrepancy": False}),
@@ -79,7 +79,7 @@ def test_config_suggests_the_nearest_name():
             call(detla=0.2)
     with pytest.raises(TypeError, match=r"'learning_speed'$"):
         hk.Config.from_dict({"learning_speed": 1})
-    with pytest.raises(ValueError, match=r"method 'gspo-x2'; did you mean 'gspo_x2'\?; there are hacpo, gspo"):
+    with pytest.raises(ValueError, match=r"method 'gspo-x2'; did you mean 'gspo_x2'\?; there are hacpo, hacpo_v2"):
         hk.Config.preset("gspo-x2")
     with pytest.raises(ValueError, match=r"pair 'qwen3-4b-base \+ qwen3-8b'; did you mean 'qwen3-4b-base"):
         hk.Config.preset("hacpo", pair="qwen3-4b-base + qwen3-8b")
@@ -109,7 +109,7 @@ def test_did_you_mean_is_empty_without_a_similar_name():
         ("beta2", [-0.1]),
         ("count_eos", [1, "true"]),
         ("method", [3]),
-        ("sources", ["others"]),
+        ("share", ["others"]),
         ("peer_update", ["hapco"]),
         ("ratio", ["sequences", "token"]),
     ],
@@ -154,7 +154,7 @@ SETTINGS = st.fixed_dictionaries(
         "lr": st.floats(0, 1, width=32),
         "max_grad_norm": st.floats(1e-3, allow_nan=False),
         "count_eos": st.booleans(),
-        "sources": st.sampled_from(["all", "own"]),
+        "share": st.sampled_from(["all", "none"]),
         "method": st.text(max_size=8),
     },
 )

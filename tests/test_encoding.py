@@ -245,7 +245,7 @@ def test_advantage_excludes_unscorable_rollouts_for_every_learner(pair, problems
         batch = batch_of(agent, pool)
         assert batch.excluded == {"unscorable": 1} and set(batch.index) == {0, 2, 3}
         assert batch.advantages.isfinite().all()
-    alone = batch_of(pair[0], pool, sources="own")
+    alone = batch_of(pair[0], pool, share="none")
     assert alone.excluded == {"unscorable": 1} and alone.index == (0,)
 
 

@@ -383,12 +383,12 @@ def test_update_of_an_empty_batch_warns_and_changes_nothing(scored):
     assert stats.metrics() == {"updates": 0, "excluded_unscorable": len(pool)} and same(before, weights(agents[0]))
 
 
-def test_update_refuses_peer_rollouts_with_a_token_level_ratio(scored):
-    """The batch of one config and the update of another: the sources' tokens are not the learner's."""
+def test_update_refuses_peer_rollouts_of_a_batch_for_a_method_without_them(scored):
+    """The batch of one config and the update of another."""
     agents, pool, capability = scored
     batch = hk.advantage(pool, agents[0], capability, hk.Config())
     before = weights(agents[0])
-    with pytest.raises(ValueError, match="ratio='token'"):
+    with pytest.raises(ValueError, match="share='none'"):
         hk.update(agents[0], batch, hk.Config.preset("grpo"))
     assert same(before, weights(agents[0])) and agents[0].updates == 0
 

@@ -21,7 +21,7 @@ RECIPE = yaml.safe_load((Path(__file__).parent / "recipe.yaml").read_text(encodi
 SETTINGS = {name: {"names": [], "remark": "", **entry} for name, entry in RECIPE["settings"].items()}
 # How much longer than here a peer response may be in the learner's tokens; the recipe's launcher has 3/2 for prompts
 TOKENIZER_MARGIN = 1.5
-_LAUNCHER_SETTINGS = ("method", "sources")  # launch.sh sets their names
+_LAUNCHER_SETTINGS = ("method", "share")  # launch.sh sets their names
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
@@ -116,8 +116,10 @@ def hydra(value: Any) -> str:
 
 
 def _check_method(config: Config, agents: int) -> None:
-    fixed = ["ratio", *(["peer_update", "cross_baseline", "exclude_solved"] if agents > 1 else [])]
+    fixed = ["ratio", "updates_factor"]
+    fixed += ["peer_update", "cross_baseline", "exclude_solved", "max_peer", "mask_negative"] if agents > 1 else []
     refused = [name for name in fixed if getattr(config, name) != SETTINGS[name]["only"]]
+    refused += ["share"] if config.share.startswith("rescue") else []
     if agents > 1 and config.capability_baseline != config.discrepancy:
         refused.append("capability_baseline")
     if refused:

@@ -67,7 +67,7 @@ def export_verl(
         raise ValueError(f"{out} exists and is not an empty folder; choose another, or remove it first")
     problems, test = _with_golds("problems", problems), None if test is None else _with_golds("test", test)
     members = load_members(agents, options.template)
-    sharing = len(members) if config.sources == "all" else 1
+    sharing = len(members) if config.share == "all" else 1
     eval_every = None if test is None else options.eval_every
     values = {
         **config_values(config, sharing, options.gpus * options.nodes),
@@ -165,7 +165,7 @@ def _launch_script(config: Config, members: Sequence[Member], test_file: str) ->
     variables = {member.name: f"MODEL_{number}" for number, member in enumerate(members, start=1)}
     models = [f"{variables[m.name]}=${{{variables[m.name]}:-{shlex.quote(m.path)}}}  # {m.name}" for m in members]
     jobs = {config.method: members}
-    if config.sources == "own":  # one job after the other, because each takes every GPU
+    if config.share == "none":  # one job after the other, because each takes every GPU
         jobs = {f"{config.method}-{member.name}": [member] for member in members}
     return _template(
         "launch.sh.txt",

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 FILE = "changes.jsonl"
 # These settings identify a run and its method in tables and comparisons.
 FIXED = (
-    "method", "sources", "seed", "oversample", "capability_baseline", "binary_guard", "cross_baseline", "discrepancy",
-    "exclude_solved", "ratio", "peer_update", "count_eos", "equal_updates", "minibatch_order",
+    "method", "share", "seed", "oversample", "capability_baseline", "binary_guard", "cross_baseline", "discrepancy",
+    "exclude_solved", "ratio", "loss_mean", "peer_update", "count_eos",
+    "equal_updates", "updates_factor", "minibatch_order",
 )  # fmt: skip
 CHANGEABLE = tuple(name for name in Config.model_fields if name not in FIXED)
 

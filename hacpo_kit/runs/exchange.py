@@ -15,7 +15,12 @@ def warn_about_unused_peers(stats: Mapping[str, StepStats], config: Config) -> N
     """Warn about each learner for which nearly all peer rollouts of a step were clipped or excluded."""
     for learner, update in stats.items():
         peers = sum(source != learner for source in update.sources)
-        if config.sources == "all" and peers >= ENOUGH and unused_share(update) >= UNUSED_SHARE:
+        if (
+            config.share == "all"
+            and config.peer_update == "hacpo"
+            and peers >= ENOUGH
+            and unused_share(update) >= UNUSED_SHARE
+        ):
             # no numbers, so that the same warning is shown once and not after every step
             warnings.warn(
                 f"agent {learner!r} learns almost nothing from its peers: at least {UNUSED_SHARE:.0%} of their rollouts were "

@@ -24,7 +24,10 @@ _UNICODE = str.maketrans(
     | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in "}
     | {"€": "", "£": "", "¥": "", "₹": "", "¢": r"\text{ cents}", "℃": r"^\circ C", "和": ",", "或": ",", "与": ","}
 )
-_FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|pi|theta|alpha|beta|gamma|lambda|omega|phi|infty"
+_FUNCTIONS = (
+    "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|pi"
+    "|theta|alpha|beta|gamma|lambda|omega|phi|infty"
+)
 # what follows an answer: "for all n", "(k ∈ ℤ)"
 _FOR_ALL = rf"(?<=[\w}})])(?:[\s,;(]+|(?=\\))(?:{TEXT_COMMAND}\s*\{{)?\s*for (?:all|any|every|each|some)\b.*$"
 _IN_NUMBERS = r"(?<=[\w})])[\s,;(]+[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\\in\s*\\?(?:mathbb|mathbf|Bbb)?\s*\{?\s*[ZNRQC]\b.*$"

@@ -153,8 +153,8 @@ def clip_bands(configs: Config | Mapping[str, Config], *, updates: int = 8) -> F
         raise ValueError(f"updates={updates}: it must be 0 or more")
     ranges = {}
     for name, config in ({"": configs} if isinstance(configs, Config) else configs).items():
-        if config.sources == "own" or config.peer_update != "hacpo":
-            why = "uses no peer rollouts" if config.sources == "own" else "clips peer rollouts like own ones"
+        if config.share == "none" or config.peer_update != "hacpo":
+            why = "uses no peer rollouts" if config.share == "none" else "clips peer rollouts like own ones"
             raise ValueError(f"config {name or config.method!r} has no clipping range for peer rollouts: it {why}")
         lower = [clip_band(m, config.delta, config.delta_step)[0] for m in range(updates + 1)]
         label = name or f"δ = {config.delta:g}, δ_step = {config.delta_step:g}"

@@ -20,7 +20,7 @@ from hacpo_kit.objective import lower_bound, sequence_objective
 from hacpo_kit.runs.experience import Experience
 from hacpo_kit.sharing import solved_prompts
 
-ADVANTAGE_SETTINGS = ("window", "sources", "exclude_solved", "capability_baseline", "binary_guard", "cross_baseline")
+ADVANTAGE_SETTINGS = ("window", "share", "exclude_solved", "capability_baseline", "binary_guard", "cross_baseline")
 # settings that act after sampling and scoring; `method` is only a name
 REPLAYABLE = (
     *ADVANTAGE_SETTINGS, "method", "discrepancy", "peer_update", "alpha", "delta", "delta_step", "eps_low", "eps_high",
@@ -124,7 +124,7 @@ class Replay:
             updates_made = whole_number("updates_made", updates_made, least=0)
         capability = replace(self.experience.capability, window=config.window)
         known = {name: capability[name] for name in capability if name in capability}
-        keep = self.own | (config.sources == "all")
+        keep = self.own | (config.share != "none")
         arrays = {name: getattr(self, name)[keep] for name in ("source", "own", "minibatch", "reward", "ratio")}
         advantage = self._advantages(**{name: getattr(config, name) for name in ADVANTAGE_SETTINGS})[self.used][keep]
         # ω(j, k) of each source j; 1 for the learner k
@@ -137,9 +137,9 @@ class Replay:
             self.learner, config, updates_made, known, self.used[keep], advantage=advantage, weight=weight, **arrays, **derived
         )  # fmt: skip
 
-    def _compute_advantages(self, window: int, sources: str, exclude_solved: bool, **settings) -> np.ndarray:
+    def _compute_advantages(self, window: int, share: str, exclude_solved: bool, **settings) -> np.ndarray:
         """Return A of every row of `frame` (eqs. 6-7); NaN for a row without a reward or from a source that is not used."""
-        scored = self.frame["reward"].notna() & (self.frame["own"] | (sources == "all"))
+        scored = self.frame["reward"].notna() & (self.frame["own"] | (share != "none"))
         rows, capability = self.frame[scored], replace(self.experience.capability, window=window)
         rewards, problems, names = (rows[name].tolist() for name in ("reward", "problem", "source"))
         group = group_advantages(
@@ -177,5 +177,7 @@ def _check_replayable(recorded: Config, wanted: Config) -> None:
             f"{'; '.join(changed)} would change the recorded rollouts or mini-batches; a replay can change only "
             f"{', '.join(REPLAYABLE)}"
         )
-    if recorded.sources == "own" and wanted.sources == "all":
-        raise ValueError("sources='all': this learner used its own rollouts only, so peer ratios were not recorded")
+    if wanted.share not in (recorded.share, "none"):
+        raise ValueError(
+            f"share={wanted.share!r}: the record has the ratios of the rollouts that share={recorded.share!r} selected only"
+        )

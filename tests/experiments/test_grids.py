@@ -70,7 +70,7 @@ def test_read_grid_counts_a_setting_at_its_default_once():
         ("grids: [{lr: fast}]", "lr='fast'"),
         ("grids: [{lr: [[1, 2]]}]", "lr=['1', '2']"),
         ("common: {lr: [1, 2]}", "lr=['1', '2']"),
-        ("grids: [{method: gspo, sources: all}]", "method 'gspo' is defined by sources=own"),
+        ("grids: [{method: gspo, share: all}]", "method 'gspo' is defined by share=none"),
         ("grids: []", "grids=[]"),
         ("grids: [hacpo]", "block 1 of grids: 'hacpo'"),
         ("grids: [{seeds: 3}]", "seeds cannot be set here"),

@@ -25,7 +25,7 @@ def test_check_parameters_converts_text():
     experiment = check_parameters(values)
     config = experiment.config()
     assert (config.lr, config.seed, config.alpha, config.delta, experiment.steps, config.n) == (1e-6, 7, 2.0, 0.2, 3, 4)
-    assert config.sources == "own"
+    assert config.share == "none"
 
 
 @pytest.mark.parametrize(

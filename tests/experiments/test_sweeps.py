@@ -74,7 +74,7 @@ def test_sweep_passes_parameters_and_skips_finished_runs(tmp_path, pretend):
     assert call["parameters"].items() >= {**SMALL, "method": "gspo", "seed": 1}.items() and call["tries"] == 2
     assert first.threads == {"3"}
     entry = record(tmp_path)[name]
-    assert entry["status"] == "finished" and entry["parameters"]["sources"] == "own" and entry["seconds"] > 0
+    assert entry["status"] == "finished" and entry["parameters"]["share"] == "none" and entry["seconds"] > 0
     assert [p.name for p in checkpoints(tmp_path / name)] == ["step-000002"]
     again = pretend()
     sweep(tmp_path, seeds=3)

@@ -35,7 +35,7 @@ def test_read_runs_reads_its_own_parquet(tmp_path):
     write_run(tmp_path / "a", Experiment(settings={"eps_high": math.inf}))
     write_run(tmp_path / "b", Experiment(method="gspo", steps=2))
     frame = hk.read_runs(tmp_path)
-    text = ["run", "agent", "metric", "method", "agents", "sources", "ratio", "peer_update"]
+    text = ["run", "agent", "metric", "method", "agents", "share", "ratio", "peer_update"]
     assert all(isinstance(frame[c].dtype, pd.CategoricalDtype) for c in text)
     frame.to_parquet(tmp_path / "t.parquet")
     pd.testing.assert_frame_equal(hk.read_runs(tmp_path / "t.parquet"), frame)

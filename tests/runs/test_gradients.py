@@ -45,7 +45,7 @@ def test_gradient_parts_add_up_to_the_gradient_of_the_update(scored, monkeypatch
         assert table["share"].sum() == pytest.approx(1, abs=1e-5)
         assert table["rollouts"].sum() == len(batch)
     source = tables[0]
-    assert list(source.index) == ["own"] + [agents[1].name] * (config.sources == "all")
+    assert list(source.index) == ["own"] + [agents[1].name] * (config.share != "none")
     assert source.loc["own", "cosine_own"] == pytest.approx(1, abs=1e-5)
     assert tables[1]["clipped"].groupby("part").sum().to_dict() == source["clipped"].to_dict()
     for (part, sign), row in tables[1].iterrows():
@@ -169,7 +169,7 @@ def test_gradient_parts_refuses_invalid_batches_and_options(scored):
         gradient_parts(agents[1], batch, config)
     with pytest.raises(ValueError, match="use 'source' or 'sign'"):
         gradient_parts(agents[0], batch, config, by="signs")
-    with pytest.raises(ValueError, match="token"):
+    with pytest.raises(ValueError, match="share='none'"):
         gradient_parts(agents[0], batch, hk.Config.preset("grpo"))
     with pytest.raises(ValueError, match=f"2 labels for {len(batch)} rollouts"):
         part_gradients(agents[0], batch, config, ["a", "b"])

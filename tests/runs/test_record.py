@@ -118,7 +118,7 @@ def test_infinite_settings_are_stored_as_text_and_read_back_exactly(fresh_agent,
     [
         ("run.json", "{", r"run\.json is not JSON"),
         ("run.json", '{"steps": 6}', r"run\.json has no reward_function"),
-        ("config.json", '{"version": 2, "epsilon": 0.2}', r"config\.json: .*'epsilon'"),
+        ("config.json", '{"version": 3, "epsilon": 0.2}', r"config\.json: .*'epsilon'"),
     ],
 )
 def test_read_record_names_a_damaged_file(copied_run, file, content, message):

@@ -221,7 +221,7 @@ def test_explorer_disables_controls_without_effect(view, step):
     assert view.widget
     view._controls.of["exponential"].value = view._controls.of["clipping"].value = False
     assert [n for n, w in view._controls.of.items() if w.disabled] == ["alpha", "delta", "delta_step"]
-    alone = hk.widgets.explorer(step(config=hk.Config(sources="own"), only_own=True))
+    alone = hk.widgets.explorer(step(config=hk.Config(share="none"), only_own=True))
     assert alone.widget and all(w.disabled for w in alone._controls.of.values())
 
 

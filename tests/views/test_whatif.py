@@ -157,9 +157,9 @@ def test_replay_refuses_settings_that_act_before_the_record(runs):
     with pytest.raises(ValueError, match=r"temperature: 1\.0 → 0\.5.*lr"):
         replay.at(replay.experience.config.replace(temperature=0.5, lr=1.0))
     alone = Replay(Experience.of_run(runs["gspo"]))
-    with pytest.raises(ValueError, match="sources='all'"):
-        alone.at(alone.experience.config.replace(sources="all"))
-    own = replay.at(replay.experience.config.replace(sources="own"))
+    with pytest.raises(ValueError, match="share='all'"):
+        alone.at(alone.experience.config.replace(share="all"))
+    own = replay.at(replay.experience.config.replace(share="none"))
     assert own.own.all() and len(own.row) < len(replay.used)
 
 

@@ -13,7 +13,7 @@ from checks.catalogue import MESSAGES
 
 # the exercise keeps the method and the number of answers; all other settings may change
 FIXED = {
-    "method", "sources", "seed", "prompts_per_step", "n", "oversample", "temperature", "max_new_tokens", "ratio", "peer",
+    "method", "share", "seed", "prompts_per_step", "n", "oversample", "temperature", "max_new_tokens", "ratio", "peer",
 }  # fmt: skip
 
 
