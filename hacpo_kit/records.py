@@ -155,9 +155,13 @@ class Pool:
             "share_disputed": [disputed(r.text, self.problem(r.problem).gold, r.status) for r in rollouts],
             "distinct_answers": [len(different) for different in answers.values()],
             "equal_reward_prompts": [len(different) == 1 for different in rewards.values()],
+            "all_fail_prompts": [max(different) < 1 for different in rewards.values()],
+            "all_correct_prompts": [min(different) >= 1 for different in rewards.values()],
+            # E[−log π] over sampled tokens
+            "entropy": -np.concatenate([r.logps for r in rollouts], dtype=np.float64),
         }
         return {
-            **{name: float(np.mean(values)) for name, values in means.items() if values},
+            **{name: float(np.mean(values)) for name, values in means.items() if len(values)},
             **{f"status_{status}": count / len(rollouts) for status, count in sorted(statuses.items())},
             **engine_gap(rollouts),
         }

@@ -71,11 +71,16 @@ def rescued_problems(pool: Pool, learner: str, config: Config) -> dict[Hashable,
     """Return the peer whose group the learner takes, by problem; empty unless `share` is a rescue."""
     if not config.share.startswith("rescue"):
         return {}
+    return peer_groups(rewards_by_problem(pool), learner, rule=config.share, balance=config.share == "rescue")
+
+
+def rewards_by_problem(pool: Pool) -> dict[str, dict[str, list[float]]]:
+    """Return the rewards of each agent for each problem, without unscorable rollouts."""
     rewards: dict[str, dict[str, list[float]]] = {p.id: {} for p in pool.problems}
     for r in pool:
         if r.reward is not None:
             rewards[r.problem].setdefault(r.source, []).append(r.reward)
-    return peer_groups(rewards, learner, rule=config.share, balance=config.share == "rescue")
+    return rewards
 
 
 def shared_rollouts(pool: Pool, learner: str, config: Config) -> list[int]:

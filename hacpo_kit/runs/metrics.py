@@ -8,6 +8,7 @@ from typing import Any
 from hacpo_kit.advantages import Capability
 from hacpo_kit.config import Config
 from hacpo_kit.records import Batch, Pool, StepStats
+from hacpo_kit.runs.exchange import peer_metrics
 
 # A test checks that every metric in metrics.jsonl is listed here, and the other way round.
 METRICS = {
@@ -30,6 +31,14 @@ METRICS = {
     "share_disputed": "share of the agent's rollouts whose verdict differs from a comparison of boxed answer and gold as texts",
     "distinct_answers": "mean number of different boxed answers among the agent's rollouts for a problem",
     "equal_reward_prompts": "share of problems whose rewards are all equal for the agent: alone they contribute no gradient",
+    "all_fail_prompts": "share of problems on which all the agent's rollouts fail (reward below 1)",
+    "all_correct_prompts": "share of problems on which all the agent's rollouts succeed",
+    "entropy": "entropy of the agent's own responses, estimated by the mean of −log π over sampled tokens (nats per token)",
+    "rescuable/*": "share of problems on which all own rollouts fail and some, not all, of this peer's succeed",
+    "rescued_prompts": "share of problems for which the learner takes a peer's group; only with share='rescue' or 'rescue_any'",
+    "effective_sample_share/*": "(Σw)² / (N·Σw²) over this peer's rollouts in use; w: s^(1+α)·ω, 0 if clipped (gated: the gate)",
+    "k3/*": "mean of s − 1 − ln s over this peer's rollouts in use, an estimate of KL(peer ‖ learner)",
+    "chi2/*": "mean of (s − 1)² over this peer's rollouts in use, an estimate of χ²(learner ‖ peer)",
     "status_*": "share of the agent's rollouts with this verdict: correct, wrong, no_answer, timeout, error, unscorable",
     "engine_gap_mean": "distance between engine and trainer log-probabilities, mean over tokens (nats; also _max); with vLLM",
     "updates": "optimiser updates in this step",
@@ -46,7 +55,8 @@ METRICS = {
     "bytes_moved": "bytes moved between device and host since the last update, both ways; only with offload",
     "seconds_moving": "time of these moves (s); only with offload",
     "solved_prompts": "share of problems without gradient because all the learner's own rollouts solved them (exclude_solved)",
-    "excluded_*": "rollouts excluded for this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty",
+    "excluded_*": "rollouts excluded for this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty, "
+    "not_drawn (max_peer, nll), below_floor (gated), masked (mask_negative)",
     "avg@k": "evaluation: mean reward over k responses to each test problem (k written as its number)",
     "best@k": "evaluation: unbiased probability that at least one of k responses is correct (k written as its number)",
     "avg@k/*": "the same on a further test set, by its name; before training and at the end of the run",
@@ -61,7 +71,7 @@ def step_metrics(
     known = [name for name in batches if name in capability]  # without a scorable rollout there is no capability
     of_agents = {name: {"capability": capability[name]} if name in known else {} for name in batches}
     for name, values in of_agents.items():
-        values |= {**pool.metrics(name), **stats[name].metrics()}
+        values |= {**pool.metrics(name), **stats[name].metrics(), **peer_metrics(pool, stats[name], config)}
         if config.exclude_solved:
             values["solved_prompts"] = batches[name].solved_prompts / len(pool.problems)
     omega = {a: {b: capability.ratio(a, b) for b in known if b != a} for a in known}

@@ -14,6 +14,8 @@ def entry(metric):
     """The entry of the glossary that describes a metric."""
     for suffix in ("_min", "_max"):
         metric = metric.removesuffix(suffix) + "_mean" if metric.endswith(suffix) else metric
+    if metric.startswith(("rescuable/", "effective_sample_share/", "k3/", "chi2/")):
+        return metric.split("/")[0] + "/*"
     for prefix, pattern in PATTERNS.items():
         if metric.startswith(prefix):
             return pattern + ("/*" if "/" in metric else "")
@@ -29,8 +31,11 @@ def test_metrics_describes_every_metric_and_no_other(whole_run, fresh_agent, rep
     run = hk.train(
         pair, problems("train", 20), config, 1, test=problems("test", 3), tests=tests, eval_k=2, progress="off"
     )
+    rescue = hk.train(
+        pair, problems("train", 20), hk.Config.preset("graft", prompts_per_step=4, n=2), 1, progress="off"
+    )
     found = set()
-    for line in (*whole_run.history, *run.history):
+    for line in (*whole_run.history, *run.history, *rescue.history):
         found |= set(line) - {"agents"}
         for values in line["agents"].values():
             found |= set(values)
