@@ -64,6 +64,7 @@ class Pool:
     temperature: float = 1.0
     updates: Mapping[str, int] = field(default_factory=dict)  # updates of each agent before it sampled
     seconds: Mapping[str, float] = field(default_factory=dict)  # wall time: seconds_rollout, seconds_scoring
+    stored: tuple[str, ...] = ()  # agents whose rollouts were recorded before, which may have any number of them
 
     def __repr__(self) -> str:
         agents = ", ".join(map(repr, self.agents))
@@ -100,6 +101,11 @@ class Pool:
         return next((i for i, p in enumerate(self.problems) if len(rewards[p.id]) > 1), 0)
 
     @property
+    def sampled(self) -> int:
+        """Number of rollouts that were sampled for this pool."""
+        return sum(r.source not in self.stored for r in self.rollouts)
+
+    @property
     def tokens(self) -> int:
         """Number of sampled tokens."""
         return sum(len(r.token_ids) for r in self.rollouts)
@@ -120,13 +126,13 @@ class Pool:
 
     def restricted_to(self, source: str) -> Pool:
         """Return the pool of one agent's rollouts."""
-        return replace(self, rollouts=tuple(self.by_source[source]), agents=(source,))
+        return replace(self, rollouts=tuple(self.by_source[source]), agents=(source,), stored=())
 
     def check_complete(self) -> None:
         """Raise ValueError, with problem and agent, unless every agent has n rollouts for every problem."""
         counts = Counter((r.problem, r.source) for r in self.rollouts)
         for problem in self.problems:
-            for agent in self.agents:
+            for agent in (name for name in self.agents if name not in self.stored):
                 if (count := counts[problem.id, agent]) != self.n:
                     raise ValueError(f"problem {problem.id!r} has {count} rollouts of agent {agent!r}, need {self.n}")
 

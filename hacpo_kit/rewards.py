@@ -48,7 +48,8 @@ def reward(
 ) -> Pool:
     """Return the pool with a reward and a status for every rollout; parameters and errors are those of `score`.
 
-    Rollouts that could not be scored (status unscorable or error) have the reward None; a warning counts them.
+    Rollouts that could not be scored (status unscorable or error) have the reward None; a warning counts them. Stored peer
+    rollouts that already have a reward keep it.
     """
     pairs = [(r.text, pool.problem(r.problem).gold) for r in pool]
     try:
@@ -59,6 +60,10 @@ def reward(
         from hacpo_kit.models.faults import invalid_reward  # needs torch, which scoring does not
 
         raise invalid_reward(error, pool, error.item) from None
+    verdicts = [
+        Verdict(r.reward, r.status) if r.source in pool.stored and r.status != "unscored" else verdict
+        for r, verdict in zip(pool, verdicts, strict=True)
+    ]
     unscored = [(r, v) for r, v in zip(pool, verdicts, strict=True) if v.reward is None]
     if unscored:
         first, verdict = unscored[0]

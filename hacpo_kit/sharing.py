@@ -169,7 +169,9 @@ def comparable_rollouts(
     """
     shared = shared_rollouts(pool, learner, config)
     scored = [i for i in shared if pool.rollouts[i].reward is not None]
-    excluded = {"unscorable": len(shared) - len(scored)} if len(scored) < len(shared) else {}
+    replaced = sum(r.source == learner for r in pool) - sum(pool.rollouts[i].source == learner for i in shared)
+    counts = {"unscorable": len(shared) - len(scored), "replaced": replaced}
+    excluded = {reason: count for reason, count in counts.items() if count}
     needs_ratio = config.discrepancy or (config.capability_baseline and config.cross_baseline == "learner")
     has_peers = config.share != "none" and len(pool.agents) > 1 and config.peer_update in ("hacpo", "own")
     if scored and has_peers and needs_ratio and learner not in capability:

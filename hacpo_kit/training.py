@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from hacpo_kit.runs.evaluation import evaluate
 from hacpo_kit.runs.exchange import warn_about_unused_peers
 from hacpo_kit.runs.folder import NoFolder, RunFolder, open_folder
 from hacpo_kit.runs.metrics import step_metrics
+from hacpo_kit.runs.peers import StoredPeers, stored_peers
 from hacpo_kit.runs.record import Plan, read_record, reload_agents, reload_problems
 from hacpo_kit.runs.run import Run
 from hacpo_kit.updates import update
@@ -40,15 +42,18 @@ def step(
     *,
     reward_function: Callable = boxed_math,
     progress: bool = False,
+    join: Callable[[Pool], Pool] | None = None,
 ) -> StepResult:
     """Do one step for all agents: ① rollout → ② reward → ③ advantage → ④ update.
 
-    All batches are built from the same pool before any weight changes, so the order of the agents does not matter.
+    All batches are built from the same pool before any weight changes, so the order of the agents does not matter. `join` adds
+    stored rollouts of other agents to the sampled ones.
     """
     agents = as_list(agents)
     # ① every agent samples G rollouts for every problem
     pool = sample_pool(agents, problems, Sampling.of(config), progress=progress)
     seconds = dict(pool.seconds)
+    pool = pool if join is None else join(pool)
     # ② the verifier scores every rollout
     with timed(seconds, "seconds_reward"):
         pool = reward(pool, reward_function)
@@ -96,6 +101,7 @@ def train(
     callbacks: Sequence[Callable[[StepResult], Any]] = (),
     changes: Mapping[str, Any] | None = None,
     progress: str = "auto",
+    peers: str | Path | StoredPeers | None = None,
 ) -> Run:
     """Train the agents in place for `steps` steps; with a run folder `out`, record everything there and resume from it.
 
@@ -108,6 +114,7 @@ def train(
     A callback is called after every step. If it returns True, the run stops. If it returns a Config, such as
     `result.config.replace(lr=1e-5)`, the next step uses it; `changes` does this before the first step of this call. Changes
     are recorded in changes.jsonl, and a resumed run applies them again.
+    `peers`: the folder of a finished run or a file of rollouts, from which the agents learn without their models.
     `progress`: "bar", "lines", "off", or "auto" (lines in an unattended notebook, as under papermill).
 
     A number that is not finite ends the run before the optimiser uses it; faults/ keeps the rollouts that the error names.
@@ -122,7 +129,7 @@ def train(
     check_names(agents)
     plan = Plan(
         problems, steps, test, {} if tests is None else tests, eval_every, eval_k, save_every, samples, save_first, record_every,
-        reward_function, callbacks, progress_mode(progress),
+        reward_function, callbacks, progress_mode(progress), stored_peers(peers),
     )  # fmt: skip
     plan.problems.batch(0, config.prompts_per_step, seed=config.seed)  # raises ValueError if there are too few
     changes = dict(changes or {})
@@ -170,6 +177,8 @@ def _train(
             problems = plan.problems.batch(state.position, config.prompts_per_step, seed=config.seed)
             capability = replace(state.capability, window=config.window)  # the window may have changed
             options = {"reward_function": plan.reward_function, "progress": plan.progress == "bar"}
+            if plan.peers is not None:
+                options["join"] = partial(plan.peers.join, step=state.step + 1, config=config)
             with keep_faults(folder.path, state.step + 1):
                 result = step(agents, problems, capability, config, **options)
             state = state.after(result.capability, result.pool, time.perf_counter() - started)
@@ -241,6 +250,7 @@ def resume(
     tests = dict(tests or {})
     tests |= {name: reload_problems(folder, about) for name, about in record["tests"].items() if name not in tests}
     kept = ("eval_every", "eval_k", "save_every", "samples", "record_every")
-    options = {"test": test, "tests": tests, **{name: record[name] for name in kept}, **options}
+    stored = record.get("peers") and StoredPeers(**record["peers"])
+    options = {"test": test, "tests": tests, "peers": stored, **{name: record[name] for name in kept}, **options}
     steps = record["steps"] if steps is None else steps
     return train(agents, problems, config, steps, out=folder, reward_function=reward_function or boxed_math, **options)

@@ -45,6 +45,7 @@ class Experiment:
     workers: Literal["", "ray"] = (
         ""  # "ray": each agent in its own process, on the cluster of RAY_ADDRESS or this machine
     )
+    peers: str = ""  # the folder of a finished run, or a file of rollouts, from which the agents learn
     out: str = ""  # the run folder; empty: a folder in reports/runs/ named after the parameters
     settings: dict[str, Any] = field(default_factory=dict, hash=False)  # settings of Config: {"beta": 0.001}
 
@@ -139,6 +140,7 @@ class Experiment:
         agents = load_agents(self.sources(), dtype=self.dtype, engine=self.engine, workers=self.workers or None)
         options |= {name: getattr(self, name) for name in ("eval_every", "eval_k", "save_every")}
         sets = {"test": self.test_set(), "tests": tests}
+        sets |= {"peers": self.peers or None}
         return train(agents, self.problem_set(), config, self.steps, out=self.folder, **sets, **options)
 
 

@@ -221,7 +221,9 @@ def _rows(pool: Pool, agent: Agent, config: Config, stats: StepStats) -> pd.Data
     used = stats.to_frame().set_index("index").rename(columns={"updates_made": "minibatch"})
     # a rollout that was excluded has no row in `used`
     columns = ["minibatch", "ratio", "clipped", "advantage", "weight", "lower"]
-    frame = pool.to_frame().iloc[shared_rollouts(pool, agent.name, config)].join(used[columns])
+    shared = shared_rollouts(pool, agent.name, config)
+    replaced = [i for i, r in enumerate(pool) if r.source == agent.name and i not in {*shared}]
+    frame = pool.to_frame().iloc[[*shared, *replaced]].join(used[columns])
     rollouts = [pool.rollouts[i] for i in frame.index]
     frame = frame.assign(
         learner=agent.name,
@@ -240,5 +242,8 @@ def _rows(pool: Pool, agent: Agent, config: Config, stats: StepStats) -> pd.Data
 def _reasons(pool: Pool, agent: Agent, config: Config, rollouts: Sequence[Rollout]) -> list[str]:
     """Return why `advantage` excluded rollouts from this learner's batch."""
     encoded = encode_for(agent, pool, rollouts, config.count_eos)
-    reasons = [tokens if isinstance(tokens, str) else "not in these stats" for tokens in encoded]
+    reasons = [
+        tokens if isinstance(tokens, str) else "replaced" if r.source == agent.name else "not_drawn or masked"
+        for r, tokens in zip(rollouts, encoded, strict=True)
+    ]
     return ["unscorable" if r.reward is None else reason for r, reason in zip(rollouts, reasons, strict=True)]

@@ -56,7 +56,7 @@ METRICS = {
     "seconds_moving": "time of these moves (s); only with offload",
     "solved_prompts": "share of problems without gradient because all the learner's own rollouts solved them (exclude_solved)",
     "excluded_*": "rollouts excluded for this learner: unscorable, lossy_text, control_token, lossy_reencoding, too_long, empty, "
-    "not_drawn (max_peer, nll), below_floor (gated), masked (mask_negative)",
+    "replaced, below_floor (gated), not_drawn (max_peer, nll), masked (mask_negative)",
     "avg@k": "evaluation: mean reward over k responses to each test problem (k written as its number)",
     "best@k": "evaluation: unbiased probability that at least one of k responses is correct (k written as its number)",
     "avg@k/*": "the same on a further test set, by its name; before training and at the end of the run",

@@ -21,6 +21,7 @@ from hacpo_kit.models.loading import load_each
 from hacpo_kit.records import StepResult
 from hacpo_kit.rewards import boxed_math
 from hacpo_kit.runs.changes import CHANGEABLE
+from hacpo_kit.runs.peers import StoredPeers
 from hacpo_kit.tasks.loading import load_problems
 from hacpo_kit.tasks.problems import Problem, Problems
 
@@ -49,6 +50,7 @@ class Plan:
     reward_function: Callable = boxed_math
     callbacks: Sequence[Callable[[StepResult], Any]] = ()
     progress: str = "off"
+    peers: StoredPeers | None = None
 
     def __post_init__(self):
         for name, least in {**dict.fromkeys(INTERVALS, 1), "record_every": 0, "samples": 0}.items():
@@ -84,6 +86,7 @@ class Plan:
             "tests": {name: _problems_record(problems) for name, problems in self.tests.items()},
             "versions": versions(),
             "threads": torch.get_num_threads(),
+            "peers": self.peers and {"path": str(Path(self.peers.path).resolve()), "verify": self.peers.verify},
         }
 
 
@@ -161,6 +164,7 @@ def _identity(record: Mapping[str, Any], config: Config) -> dict[str, Any]:
     same |= {"agents": [agent["name"] for agent in record["agents"]], "reward_function": record["reward_function"]}
     same |= {f"{name} of {a['name']}": a.get(name) for a in record["agents"] for name in AGENT_IDENTITY}
     same |= {name: record[name] and record[name]["fingerprint"] for name in ("problems", "test")}
+    same |= {"peers": record["peers"] and record["peers"]["verify"]} if "peers" in record else {}
     return {**same, "tests": {name: about["fingerprint"] for name, about in record["tests"].items()}}
 
 

@@ -35,7 +35,9 @@ class State:
     def after(self, capability: Capability, pool: Pool, seconds: float) -> State:
         """Return the state one step later, `seconds` of run time after the start of the run."""
         position = self.position + len(pool.problems)
-        return State(self.step + 1, capability, position, self.rollouts + len(pool), self.tokens + pool.tokens, seconds)
+        return State(
+            self.step + 1, capability, position, self.rollouts + pool.sampled, self.tokens + pool.tokens, seconds
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
