@@ -315,7 +315,8 @@ class StepStats:
             out |= {"grad_norm": np.mean([mb.grad_norm for mb in mbs]), "lr": mbs[-1].lr}
             if kls := [(mb.kl, mb.own.sum()) for mb in mbs if mb.kl is not None]:
                 out["kl"] = np.average([kl for kl, _ in kls], weights=[count for _, count in kls])
-            for kind, rows in (("own", own), ("peer", ~own)):
+            known = np.isfinite(ratio)  # stored peers may have no log-probabilities
+            for kind, rows in (("own", own & known), ("peer", ~own & known)):
                 if rows.any():
                     s, hit = ratio[rows], clipped[rows]
                     out |= {f"{kind}_ratio_mean": s.mean(), f"{kind}_ratio_min": s.min(), f"{kind}_ratio_max": s.max()}

@@ -355,7 +355,9 @@ def _old_logps(
 
 
 def _check_finite(agent: Agent, batch: Batch, rows: list[int], m: int, result: PassResult) -> None:
-    for name, values in (("objective", result.objective), ("importance ratio", result.ratio), ("KL", result.kl)):
+    unknown = batch.source_mean_logp[rows].isnan().to(result.ratio.device)  # stored peers without log-probabilities
+    ratio = result.ratio.masked_fill(unknown, 1.0)
+    for name, values in (("objective", result.objective), ("importance ratio", ratio), ("KL", result.kl)):
         if values is not None and not values.isfinite().all():
             bad = [rows[k] for k in (~values.isfinite()).nonzero().flatten().tolist()]
             raise not_finite(agent, batch, bad, m, name)

@@ -166,10 +166,10 @@ def test_gate_weights_are_the_ratios_before_the_update_and_the_floor_excludes(sa
     logp, mask = agents[0].logprobs(*weighted.tokens(peers))
     s = (torch.where(mask, logp, 0).sum(1) / mask.sum(1) - weighted.source_mean_logp[peers]).exp()
     torch.testing.assert_close(weighted.weights[peers], s.clamp(max=1.0), rtol=1e-5, atol=1e-6)
-    assert len(peers) == len(old) == 12 and weighted.excluded == {}
+    assert len(peers) == len(old) == 12 and weighted.excluded == {"replaced": 12}
     floor = float(s.median())
     _, stats = updated(agents[0], pool, config.replace(floor=floor))
-    assert stats.excluded == {"below_floor": int((s <= floor).sum())}
+    assert stats.excluded == {"replaced": 12, "below_floor": int((s <= floor).sum())}
     assert not {"below_floor"} & set(batch.excluded)
 
 

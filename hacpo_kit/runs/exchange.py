@@ -51,7 +51,7 @@ def peer_metrics(pool: Pool, update: StepStats, config: Config) -> dict[str, flo
             for problem, group in rewards.items()
         }
         out[f"rescuable/{peer}"] = len(peer_groups(two, learner, balance=False)) / len(pool.problems)
-        rows = used[used["source"] == peer]
+        rows = used[(used["source"] == peer) & used["ratio"].notna()]
         if len(rows):
             s, weights = (torch.tensor(rows[name].to_numpy(), dtype=torch.float64) for name in ("ratio", "weight"))
             if config.peer_update == "hacpo":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -188,5 +189,7 @@ def sample_rows(result: StepResult, count: int) -> list[dict[str, Any]]:
         if r.problem == problem.id and r.sample < count:
             row = {**about, "source": r.source, "text": r.text, "reward": r.reward, "status": r.status}
             of_learners = {name: values[index] for name, values in advantages.items() if index in values}
-            rows.append({**row, "length": len(r.token_ids), "mean_logp": r.mean_logp(), "advantage": of_learners})
+            mean = r.mean_logp()
+            row |= {"length": len(r.token_ids), "mean_logp": None if math.isnan(mean) else mean}
+            rows.append({**row, "advantage": of_learners})
     return rows
