@@ -224,15 +224,9 @@ _TOKEN = {"ratio": "token", "eps_low": 0.2, "eps_high": 0.28}
 _TOKEN_MEAN = {**_TOKEN, "loss_mean": "token"}
 METHODS: dict[str, dict[str, Any]] = {
     "hacpo": {},
-    "hacpo_v2": {"window": 1},
     "gspo": _OWN,
     "gspo_x2": {**_OWN, "oversample": 2},
-    "gspo_updates_x2": {**_OWN, "updates_factor": 2},
     "grpo": {**_OWN, **_TOKEN},
-    "graft": {**_TOKEN_MEAN, "share": "rescue", "peer_update": "gated", "minibatch_order": "own_first"},
-    "sgt": {**_TOKEN_MEAN, "share": "rescue_any", "peer_update": "nll"},
-    "sgt_gated": {**_TOKEN_MEAN, "share": "rescue_any", "peer_update": "gated", "minibatch_order": "own_first"},
-    "hacpo_rescue": {"share": "rescue"},
     "naive": {"capability_baseline": False, "discrepancy": False, "peer_update": "own"},
     # ours, not the paper's: sharing adds rollouts to each update instead of updates to each step
     "hacpo_equal": {"equal_updates": True},
@@ -242,6 +236,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "alpha=0": {"alpha": 0.0},
     "delta_step=0": {"delta_step": 0.0},
     "no_clip": {"delta": 1.0, "delta_step": 0.0},
+    # other ways to share: version 2 of the paper, GRAFT (arXiv 2609.37868), Mutual RL (arXiv 2605.07244), combinations
+    "hacpo_v2": {"window": 1},
+    "gspo_updates_x2": {**_OWN, "updates_factor": 2},
+    "graft": {**_TOKEN_MEAN, "share": "rescue", "peer_update": "gated", "minibatch_order": "own_first"},
+    "sgt": {**_TOKEN_MEAN, "share": "rescue_any", "peer_update": "nll"},
+    "sgt_gated": {**_TOKEN_MEAN, "share": "rescue_any", "peer_update": "gated", "minibatch_order": "own_first"},
+    "hacpo_rescue": {"share": "rescue"},
 }
 
 PAPER_TRAINING = {

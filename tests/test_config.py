@@ -79,7 +79,7 @@ def test_config_suggests_the_nearest_name():
             call(detla=0.2)
     with pytest.raises(TypeError, match=r"'learning_speed'$"):
         hk.Config.from_dict({"learning_speed": 1})
-    with pytest.raises(ValueError, match=r"method 'gspo-x2'; did you mean 'gspo_x2'\?; there are hacpo, hacpo_v2"):
+    with pytest.raises(ValueError, match=r"method 'gspo-x2'; did you mean 'gspo_x2'\?; there are hacpo, gspo"):
         hk.Config.preset("gspo-x2")
     with pytest.raises(ValueError, match=r"pair 'qwen3-4b-base \+ qwen3-8b'; did you mean 'qwen3-4b-base"):
         hk.Config.preset("hacpo", pair="qwen3-4b-base + qwen3-8b")
