@@ -59,6 +59,10 @@ class Config(BaseModel):
 
     # Rollout
     prompts_per_step: int = _setting(32, "problems in one step", unit="problems", ge=1)
+    dynamic_sampling: bool = _setting(
+        False, "replace problems on which every agent's own rewards are equal by further ones, whose cost is counted",
+        source="DAPO",
+    )  # fmt: skip
     n: int = _setting(8, "rollouts per agent and problem, G in the paper", unit="rollouts", ge=1)
     oversample: int = _setting(1, "factor on n; 2 in gspo_x2", ge=1)
     temperature: float = _setting(1.0, "sampling temperature; scoring divides the logits by it too", gt=0)

@@ -224,7 +224,7 @@ def token_loss(
 ) -> LossOutput:
     """Return the token-level clipped loss with one weight for each rollout and the mean over all tokens (GRAFT, eqs. 6-10).
 
-    −Σ_j w_j Σ_t min(ρA, clip(ρ)A) / Σ_j |o_j|. Rollouts with weight 0 count in the denominator.
+    −Σ_j w_j Σ_t min(ρA, clip(ρ)A) / number of tokens. Rollouts with weight 0 count in the denominator.
 
     Raises ValueError if the shapes disagree or a rollout has no tokens.
     """

@@ -65,6 +65,9 @@ class Pool:
     updates: Mapping[str, int] = field(default_factory=dict)  # updates of each agent before it sampled
     seconds: Mapping[str, float] = field(default_factory=dict)  # wall time: seconds_rollout, seconds_scoring
     stored: tuple[str, ...] = ()  # agents whose rollouts were recorded before, which may have any number of them
+    discarded: Mapping[str, int] = field(
+        default_factory=dict
+    )  # problems, rollouts, tokens that were sampled and left out
 
     def __repr__(self) -> str:
         agents = ", ".join(map(repr, self.agents))
@@ -103,12 +106,12 @@ class Pool:
     @property
     def sampled(self) -> int:
         """Number of rollouts that were sampled for this pool."""
-        return sum(r.source not in self.stored for r in self.rollouts)
+        return sum(r.source not in self.stored for r in self.rollouts) + self.discarded.get("rollouts", 0)
 
     @property
     def tokens(self) -> int:
         """Number of sampled tokens."""
-        return sum(len(r.token_ids) for r in self.rollouts)
+        return sum(len(r.token_ids) for r in self.rollouts) + self.discarded.get("tokens", 0)
 
     def with_rewards(self, rewards: Sequence[float | None], statuses: Sequence[str]) -> Pool:
         """Return a copy with a reward and a status for every rollout; the reward None marks an unscorable one.
@@ -127,6 +130,29 @@ class Pool:
     def restricted_to(self, source: str) -> Pool:
         """Return the pool of one agent's rollouts."""
         return replace(self, rollouts=tuple(self.by_source[source]), agents=(source,), stored=())
+
+    def with_mixed_rewards(self) -> Pool:
+        """Return the pool of the problems on which the own rewards of some agent differ; the others are discarded."""
+        rewards: dict[tuple[str, str], set[float]] = {}
+        for r in self.rollouts:
+            if r.reward is not None:
+                rewards.setdefault((r.problem, r.source), set()).add(r.reward)
+        mixed = {problem for (problem, _), different in rewards.items() if len(different) > 1}
+        kept = [r for r in self.rollouts if r.problem in mixed]
+        discarded = {
+            "problems": len(self.problems) - len(mixed),
+            "rollouts": len(self.rollouts) - len(kept),
+            "tokens": sum(len(r.token_ids) for r in self.rollouts if r.problem not in mixed),
+        }
+        problems = tuple(p for p in self.problems if p.id in mixed)
+        return replace(self, rollouts=tuple(kept), problems=problems, discarded=discarded)
+
+    def extended(self, other: Pool) -> Pool:
+        """Return the pool with the problems and rollouts of another pool of the same agents."""
+        counts = Counter(self.discarded) + Counter(other.discarded)
+        seconds = {name: value + other.seconds.get(name, 0.0) for name, value in self.seconds.items()}
+        rollouts, problems = (*self.rollouts, *other.rollouts), (*self.problems, *other.problems)
+        return replace(self, rollouts=rollouts, problems=problems, seconds=seconds, discarded=dict(counts))
 
     def check_complete(self) -> None:
         """Raise ValueError, with problem and agent, unless every agent has n rollouts for every problem."""

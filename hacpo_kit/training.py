@@ -27,11 +27,14 @@ from hacpo_kit.runs.folder import NoFolder, RunFolder, open_folder
 from hacpo_kit.runs.metrics import step_metrics
 from hacpo_kit.runs.peers import StoredPeers, stored_peers
 from hacpo_kit.runs.record import Plan, read_record, reload_agents, reload_problems
-from hacpo_kit.runs.run import Run
+from hacpo_kit.runs.run import Run, State
 from hacpo_kit.updates import update
 
 if TYPE_CHECKING:
     from hacpo_kit.tasks.problems import Problem, Problems
+
+
+SAMPLING_PARTS = 8  # with dynamic_sampling a step samples at most this many times
 
 
 def step(
@@ -43,20 +46,30 @@ def step(
     reward_function: Callable = boxed_math,
     progress: bool = False,
     join: Callable[[Pool], Pool] | None = None,
+    further: Callable[[int, int], Sequence[Problem]] | None = None,
 ) -> StepResult:
     """Do one step for all agents: ① rollout → ② reward → ③ advantage → ④ update.
 
     All batches are built from the same pool before any weight changes, so the order of the agents does not matter. `join` adds
-    stored rollouts of other agents to the sampled ones.
+    stored rollouts of other agents to the sampled ones; `further(start, count)` returns the problems after the first `start` of
+    the step, which dynamic_sampling needs.
+
+    Raises ValueError for dynamic_sampling without `further`, or with `join`.
     """
     agents = as_list(agents)
-    # ① every agent samples G rollouts for every problem
-    pool = sample_pool(agents, problems, Sampling.of(config), progress=progress)
+
+    def scored(problems: Sequence[Problem], part: int = 0) -> Pool:
+        # ① every agent samples G rollouts for every problem
+        sampling = Sampling.of(config)
+        sampling = replace(sampling, seed=(sampling.seed, part)) if part else sampling
+        pool = sample_pool(agents, problems, sampling, progress=progress)
+        pool, seconds = pool if join is None else join(pool), dict(pool.seconds)
+        # ② the verifier scores every rollout
+        with timed(seconds, "seconds_reward"):
+            return replace(reward(pool, reward_function), seconds=seconds)
+
+    pool = _mixed_pool(scored, problems, further, join) if config.dynamic_sampling else scored(problems)
     seconds = dict(pool.seconds)
-    pool = pool if join is None else join(pool)
-    # ② the verifier scores every rollout
-    with timed(seconds, "seconds_reward"):
-        pool = reward(pool, reward_function)
     # P̂ of every agent over the window (eq. 8)
     capability = capability.observe(pool)
     # ③ ④ every agent learns from the rollouts of all agents
@@ -68,6 +81,34 @@ def step(
     warn_about_unused_peers(stats, config)
     metrics = {**seconds, **step_metrics(pool, capability, config, batches, stats)}
     return StepResult(pool, capability, batches, stats, metrics, config)
+
+
+def _mixed_pool(
+    scored: Callable[[Sequence[Problem], int], Pool],
+    problems: Sequence[Problem],
+    further: Callable[[int, int], Sequence[Problem]] | None,
+    join: Callable | None,
+) -> Pool:
+    """Return a pool in which every problem has different rewards in the own group of some agent (DAPO's dynamic sampling).
+
+    Problems without are replaced by further ones, in at most `SAMPLING_PARTS` parts of a step. A step that finds none keeps
+    its first problems.
+    """
+    if further is None or join is not None:
+        raise ValueError("dynamic_sampling needs train() and agents that all sample: stored peers have fixed problems")
+    first = scored(problems, 0)
+    pool, drawn = first.with_mixed_rewards(), len(problems)
+    for part in range(1, SAMPLING_PARTS):
+        if not (missing := len(problems) - len(pool.problems)):
+            break
+        known = {p.id for p in pool.problems}
+        candidates = [p for p in further(drawn, missing) if p.id not in known]
+        drawn += missing
+        if candidates:
+            pool = pool.extended(scored(candidates, part).with_mixed_rewards())
+    kept = pool if pool.problems else first
+    spent = {"rollouts": pool.sampled - len(kept), "tokens": pool.tokens - sum(len(r.token_ids) for r in kept)}
+    return replace(kept, seconds=pool.seconds, discarded={"problems": drawn - len(kept.problems), **spent})
 
 
 def _learn(
@@ -176,9 +217,7 @@ def _train(
         while state.step < plan.steps and not end:
             problems = plan.problems.batch(state.position, config.prompts_per_step, seed=config.seed)
             capability = replace(state.capability, window=config.window)  # the window may have changed
-            options = {"reward_function": plan.reward_function, "progress": plan.progress == "bar"}
-            if plan.peers is not None:
-                options["join"] = partial(plan.peers.join, step=state.step + 1, config=config)
+            options = _step_options(plan, state, config)
             with keep_faults(folder.path, state.step + 1):
                 result = step(agents, problems, capability, config, **options)
             state = state.after(result.capability, result.pool, time.perf_counter() - started)
@@ -199,6 +238,17 @@ def _train(
         )
         print(f"stopped after step {state.step} of {plan.steps}; {next_call}")
     return Run(agents, config, tuple(history), state, folder.path, stopped, result)
+
+
+def _step_options(plan: Plan, state: State, config: Config) -> dict[str, Any]:
+    """Return the options of `step` for the step after `state`."""
+
+    def further(start: int, count: int) -> Sequence[Problem]:
+        return plan.problems.batch(state.position + start, count, seed=config.seed)
+
+    options = {"reward_function": plan.reward_function, "progress": plan.progress == "bar"}
+    join = plan.peers and partial(plan.peers.join, step=state.step + 1, config=config)
+    return {**options, "join": join, "further": further}
 
 
 def _evaluate(line: dict[str, Any], agents: Sequence[Agent], plan: Plan, config: Config) -> None:

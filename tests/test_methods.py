@@ -252,6 +252,33 @@ def test_config_refuses_combinations_without_a_meaning(settings, message):
         hk.Config(**settings)
 
 
+def test_dynamic_sampling_replaces_problems_with_equal_rewards_and_counts_their_cost(qwen, problems, tmp_path):
+    def even(response, gold):  # every second problem has mixed rewards: the characters of the responses decide there
+        return float(sum(response.encode()) % 2) if int(gold) % 2 else 0.0
+
+    config = hk.Config.preset("grpo", prompts_per_step=4, n=4, max_new_tokens=16, minibatch=8, dynamic_sampling=True)
+    options = {"reward_function": even, "progress": "off", "save_every": 1}
+    whole = hk.train([copy.deepcopy(qwen)], problems, config, 2, **options)
+    pool = whole.last.pool
+    assert len(pool.problems) == 4 and all(int(p.gold) % 2 for p in pool.problems)
+    assert whole.history[-1]["discarded_problems"] > 0
+    drawn = sum(line.get("discarded_problems", 0) for line in whole.history) + 8
+    assert whole.state.position == drawn and whole.state.rollouts == 4 * drawn
+    hk.train([copy.deepcopy(qwen)], problems, config, 1, out=tmp_path / "run", **options)
+    resumed = hk.train([copy.deepcopy(qwen)], problems, config, 2, out=tmp_path / "run", **options)
+    weights = [torch.cat([p.flatten() for p in run.agents[0].model.parameters()]) for run in (whole, resumed)]
+    assert torch.equal(*weights)
+
+
+def test_dynamic_sampling_without_a_mixed_problem_keeps_the_first_ones(qwen, problems):
+    config = hk.Config.preset("grpo", prompts_per_step=4, n=2, max_new_tokens=8, minibatch=8, dynamic_sampling=True)
+    run = hk.train([qwen], problems, config, 1, reward_function=lambda response, gold: 1.0, progress="off")
+    assert [p.id for p in run.last.pool.problems] == [p.id for p in problems.batch(0, 4, seed=0)]
+    assert run.state.rollouts == 4 * 8 * 2 and run.state.position == 32
+    with pytest.raises(ValueError, match="dynamic_sampling"):
+        hk.step([qwen], problems[:4], hk.Capability(), config)
+
+
 def test_updates_factor_multiplies_the_updates(sampled):
     agents, pool, rewards = sampled
     pool = with_given_rewards(pool, rewards)

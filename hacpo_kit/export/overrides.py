@@ -116,7 +116,7 @@ def hydra(value: Any) -> str:
 
 
 def _check_method(config: Config, agents: int) -> None:
-    fixed = ["ratio", "updates_factor"]
+    fixed = ["ratio", "updates_factor", "dynamic_sampling"]
     fixed += ["peer_update", "cross_baseline", "exclude_solved", "max_peer", "mask_negative"] if agents > 1 else []
     refused = [name for name in fixed if getattr(config, name) != SETTINGS[name]["only"]]
     refused += ["share"] if config.share.startswith("rescue") else []

@@ -15,7 +15,7 @@ FILE = "changes.jsonl"
 FIXED = (
     "method", "share", "seed", "oversample", "capability_baseline", "binary_guard", "cross_baseline", "discrepancy",
     "exclude_solved", "ratio", "loss_mean", "peer_update", "count_eos",
-    "equal_updates", "updates_factor", "minibatch_order",
+    "equal_updates", "updates_factor", "dynamic_sampling", "minibatch_order",
 )  # fmt: skip
 CHANGEABLE = tuple(name for name in Config.model_fields if name not in FIXED)
 

@@ -35,6 +35,7 @@ METRICS = {
     "all_correct_prompts": "share of problems on which all the agent's rollouts succeed",
     "entropy": "entropy of the agent's own responses, estimated by the mean of −log π over sampled tokens (nats per token)",
     "rescuable/*": "share of problems on which all own rollouts fail and some, not all, of this peer's succeed",
+    "discarded_problems": "problems sampled in this step and replaced, since all own rewards were equal; dynamic_sampling only",
     "rescued_prompts": "share of problems for which the learner takes a peer's group; only with share='rescue' or 'rescue_any'",
     "effective_sample_share/*": "(Σw)² / (N·Σw²) over this peer's rollouts in use; w: s^(1+α)·ω, 0 if clipped (gated: the gate)",
     "k3/*": "mean of s − 1 − ln s over this peer's rollouts in use, an estimate of KL(peer ‖ learner)",
@@ -75,4 +76,5 @@ def step_metrics(
         if config.exclude_solved:
             values["solved_prompts"] = batches[name].solved_prompts / len(pool.problems)
     omega = {a: {b: capability.ratio(a, b) for b in known if b != a} for a in known}
-    return {"omega": omega, "agents": of_agents}
+    discarded = {"discarded_problems": pool.discarded.get("problems", 0)} if config.dynamic_sampling else {}
+    return {"omega": omega, **discarded, "agents": of_agents}

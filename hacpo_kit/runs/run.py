@@ -34,7 +34,7 @@ class State:
 
     def after(self, capability: Capability, pool: Pool, seconds: float) -> State:
         """Return the state one step later, `seconds` of run time after the start of the run."""
-        position = self.position + len(pool.problems)
+        position = self.position + len(pool.problems) + pool.discarded.get("problems", 0)
         return State(
             self.step + 1, capability, position, self.rollouts + pool.sampled, self.tokens + pool.tokens, seconds
         )

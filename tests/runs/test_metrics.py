@@ -32,7 +32,11 @@ def test_metrics_describes_every_metric_and_no_other(whole_run, fresh_agent, rep
         pair, problems("train", 20), config, 1, test=problems("test", 3), tests=tests, eval_k=2, progress="off"
     )
     rescue = hk.train(
-        pair, problems("train", 20), hk.Config.preset("graft", prompts_per_step=4, n=2), 1, progress="off"
+        pair,
+        problems("train", 20),
+        hk.Config.preset("graft", prompts_per_step=4, n=2, dynamic_sampling=True),
+        1,
+        progress="off",
     )
     found = set()
     for line in (*whole_run.history, *run.history, *rescue.history):
