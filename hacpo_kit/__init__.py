@@ -27,6 +27,7 @@ _NAMES = {
     "rollouts": "rollout",
     "runs.checkpoints": "restore save",
     "runs.evaluation": "evaluate",
+    "runs.fork": "fork",
     "runs.peers": "StoredPeers",
     "runs.run": "State",
     "runs.scoreboard": "evaluate_sets",

@@ -98,6 +98,24 @@ def resume(folder: str, steps: int | None, changes: Pairs) -> None:
 
 
 @main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+@click.argument("step", type=int)
+@click.argument("out")
+@_pairs("changes", "A setting of the new run.")
+def fork(folder: str, step: int, out: str, changes: Pairs) -> None:
+    """Write the run OUT, which starts from the checkpoint after STEP of the run in FOLDER with other settings.
+
+    Example: hacpo-kit fork reports/runs/demo 8 reports/runs/wider -p delta 0.8, then hacpo-kit resume reports/runs/wider
+    """
+    with _errors():
+        from hacpo_kit.config import settings_from_text
+        from hacpo_kit.runs.fork import fork
+
+        folder = fork(folder, step, out, **settings_from_text(dict(changes)))
+    click.echo(f"{folder}: `hacpo-kit resume {folder}` trains it")
+
+
+@main.command()
 @click.argument("folder", type=click.Path(exists=True))
 @_pairs("parameters", "A parameter of 07_compare.")
 @click.option("--out", default=None, metavar="FILE", help="The HTML page; default: report.html in FOLDER.")

@@ -72,6 +72,16 @@ def test_run_and_resume_continue_a_run(finished):
     assert checkpoints(out / "small")[-1].name == "step-000003"
 
 
+def test_fork_writes_a_run_that_resumes(finished, tmp_path):
+    out, _ = finished
+    result = command("fork", out / "small", "2", tmp_path / "forked", "-p", "method", "sgt")
+    assert result.exit_code == 0 and "resume" in result.output
+    result = command("resume", tmp_path / "forked", "--steps", "3")
+    assert result.exit_code == 0 and "3 steps" in result.output
+    result = command("fork", out / "small", "9", tmp_path / "none")
+    assert result.exit_code == 2 and "no checkpoint of step 9" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

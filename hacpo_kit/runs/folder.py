@@ -63,6 +63,8 @@ class RunFolder:
         """
         record = plan.record(agents, config)
         self._check(record, config)
+        if (self.path / "run.json").exists() and (origin := read_record(self.path).get("origin")):
+            record["origin"] = origin  # of a fork
         self.path.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, *(self.path / name for name in ("checkpoints", "experience", "problems"))):
             remove_leftovers(folder)
