@@ -31,6 +31,7 @@ _NAMES = {
     "runs.peers": "StoredPeers",
     "runs.run": "State",
     "runs.scoreboard": "evaluate_sets",
+    "runs.track": "track",
     "tasks.loading": "load_problems",
     "tasks.problems": "Problem",
     "training": "resume step train",

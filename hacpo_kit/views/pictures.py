@@ -91,6 +91,9 @@ def _draw_axes(ax: Any, x: Any, y: Any, name: str) -> None:
             drawn.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
         if axis.range is not None:
             ax.set(**{f"{side}lim": [10**v for v in axis.range] if axis.type == "log" else axis.range})
+        elif axis.rangemode == "tozero":
+            low, high = getattr(ax, f"get_{side}lim")()
+            ax.set(**{f"{side}lim": (min(0, low), max(0, high))})
         if axis.showgrid is False or ax.images:  # no lines through the numbers of a heatmap
             drawn.grid(False)
     if y.autorange == "reversed":
