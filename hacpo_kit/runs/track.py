@@ -13,11 +13,12 @@ from hacpo_kit.records import StepResult
 TRACKERS = ("tensorboard", "trackio", "wandb")
 
 
-def track(tracker: str, name: str = "run", *, project: str = "hacpo_kit", folder: str | Path = "reports/tensorboard"):
+def track(tracker: str, name: str = "run", *, folder: str | Path = "reports/tensorboard", **options: Any):
     """Return a callback for `train(callbacks=[…])` that logs all metrics of a step, with the settings at the first one.
 
-    Metrics of an agent have its name before them: "qwen3-sums/reward". TensorBoard writes to `folder`/`name`; trackio and
-    wandb log the run `name` of `project`, offline as their own settings say.
+    Metrics of an agent have its name before them: "qwen3-sums/reward". TensorBoard writes to `folder`/`name`. `options` are
+    those of `trackio.init` and `wandb.init`, such as project (default: "hacpo_kit"); trackio writes its last values when the
+    process ends or `trackio.finish()` is called.
 
     Raises ValueError for an unknown tracker, ModuleNotFoundError if it is not installed.
     """
@@ -34,18 +35,18 @@ def track(tracker: str, name: str = "run", *, project: str = "hacpo_kit", folder
     def callback(result: StepResult) -> None:
         nonlocal log
         if log is None:
-            log = _start(tracker, module, name, project, Path(folder), result.config.to_dict())
+            log = _start(tracker, module, name, Path(folder), result.config.to_dict(), options)
         log(dict(_flat(result.metrics)), result.metrics["step"])
 
     return callback
 
 
 def _start(
-    tracker: str, module: Any, name: str, project: str, folder: Path, settings: Mapping[str, Any]
+    tracker: str, module: Any, name: str, folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Callable[[dict[str, float], int], Any]:
     """Start the tracker's run; return the function that logs the values of a step."""
     if tracker != "tensorboard":
-        run = module.init(project=project, name=name, config=dict(settings))
+        run = module.init(**{"project": "hacpo_kit", "name": name, "config": dict(settings), **options})
         return lambda values, step: run.log(values, step=step)
     writer = module.SummaryWriter(folder / name)
     writer.add_text("settings", "\n".join(f"    {key}: {value}" for key, value in settings.items()))
