@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from hacpo_kit.common.files import read_json, write_text
@@ -51,6 +52,7 @@ def write_pages(folder: Path) -> None:
         "speed": speed,
         "robustness": robustness,
         "growth": growth,
+        "sharing": sharing,
     }
     for name, page in pages.items():
         write_text(folder / f"{name}.md", page() + "\n")
@@ -268,6 +270,23 @@ def growth() -> str:
         cells = {label: "≈ 0" if abs(exponents[key]) < 0.2 else f"{exponents[key]:.2f}" for key, label in names.items()}
         rows.append({"grows": labels.get(name, name), **cells})
     return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+
+
+def sharing() -> str:
+    """Return what each way to share costs with more agents, and the share of its gain that stored peers keep."""
+    found, rows = _report("sharing"), []
+    for name, costs in found["costs"].items():
+        power, most = found["growth"][name], max(row["selection"] / row["step"] for row in costs)
+        cells = {
+            "method": name, "rollouts in the updates": f"agents^{power['rollouts_used']:.2f}",
+            "time of the updates": f"agents^{power['update']:.2f}", "selection, share of a step": f"at most {most:.1%}",
+        }  # fmt: skip
+        if gains := found["gains"].get(name):
+            means = {kind: np.mean([row[kind] for row in gains]) for kind in ("alone", "online", "stored")}
+            cells["accuracy alone (grpo)"], cells["with a peer"] = f"{means['alone']:.2f}", f"{means['online']:.2f}"
+            cells["with its finished run"] = f"{means['stored']:.2f}"
+        rows.append(cells)
+    return pd.DataFrame(rows).fillna("–").to_markdown(index=False, disable_numparse=True)
 
 
 if __name__ == "__main__":
