@@ -22,7 +22,7 @@ from hacpo_kit.runs.experience import Experience
 from hacpo_kit.runs.gradients import gradient_parts
 
 PAIR = ["qwen3-sums", "llama-differences"]
-pytestmark = pytest.mark.filterwarnings("ignore:.*were cut at (8|12) tokens")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*were cut at (8|12) tokens")]
 CONFIG = hk.Config.preset("hacpo", prompts_per_step=4, n=2, minibatch=8, max_new_tokens=12, warmup=0)
 
 

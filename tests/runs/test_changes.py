@@ -9,6 +9,8 @@ from hacpo_kit.common.files import read_lines
 from hacpo_kit.runs.changes import summary
 from hacpo_kit.runs.checkpoints import checkpoints
 
+pytestmark = pytest.mark.slow
+
 CHANGES = [
     {"step": 2, "from_step": 3, "setting": "delta", "old": 0.2, "new": 0.5},
     {"step": 2, "from_step": 3, "setting": "lr", "old": 1e-4, "new": 3e-5},

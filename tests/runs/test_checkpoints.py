@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hacpo_kit as hk
 from hacpo_kit.runs.checkpoints import checkpoints, restore_newest, save_checkpoint
 
+pytestmark = pytest.mark.slow
+
 LAST = "checkpoints/step-000006"
 
 

@@ -13,6 +13,8 @@ from hacpo_kit.advantages import Capability
 from hacpo_kit.runs.experience import COLUMNS, Experience, path_of, recorded_steps
 from hacpo_kit.views.whatif import Replay
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"prompts_per_step": 6, "n": 4, "minibatch": 16, "lr": 3e-4}
 
 

@@ -15,6 +15,8 @@ import pytest
 from hacpo_kit.rewards import Verdict, boxed_math, score
 from hacpo_kit.tasks import workers
 
+pytestmark = pytest.mark.slow
+
 HANG = r"\boxed{\dfrac{5^{(5^{(5^{(5^5)})} - 4)} - 5}{16}}"
 HALF = (r"\boxed{0.50}", "0.5")  # correct
 

@@ -12,6 +12,8 @@ import hacpo_kit as hk
 from hacpo_kit.common.files import read_lines
 from hacpo_kit.views.background import BackgroundTraining
 
+pytestmark = pytest.mark.slow
+
 CONFIG = hk.Config(prompts_per_step=4, n=4, minibatch=16)
 OPTIONS = {"eval_every": 2, "save_every": 4}
 
